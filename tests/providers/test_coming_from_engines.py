@@ -12,8 +12,7 @@ from support.data import read_stage
 from support.results import materializing
 from support.snippets import PAGES, loaded, pipelines, snippets
 from support.tiny_answers import greedy
-from support.vllm_stages import needs_vllm
-from support.warm_workers import end_waiting
+from support.vllm_stages import needs_vllm, warm  # noqa: F401  # fixtures
 
 HEADING = "Language model in vLLM"
 SNIPPETS = {page: each for page in PAGES for each in snippets(page) if each.heading == HEADING}
@@ -26,18 +25,14 @@ OPTIONS = f'{LENGTH}, "dtype": "float32", "enforce_eager": True'
 @needs_vllm
 @pytest.mark.usefixtures("vllm_variables")
 def test_our_side_of_each_snippet_asks_vllm(
-    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Path, tmp_path: Path, warm: vd.LocalCompute, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_data(tmp_path)
     monkeypatch.chdir(tmp_path)
-    compute = vd.LocalCompute(num_cpus=2)  # one engine for all pages
-    try:
-        for page, snippet in SNIPPETS.items():
-            with loaded(snippet, tmp_path, {MODEL: str(tiny), LENGTH: OPTIONS}) as module:
-                (pipeline,) = pipelines(module)
-                assert materializing(tmp_path / page)(pipeline, compute).success
-    finally:
-        end_waiting()
+    for page, snippet in SNIPPETS.items():
+        with loaded(snippet, tmp_path, {MODEL: str(tiny), LENGTH: OPTIONS}) as module:
+            (pipeline,) = pipelines(module)
+            assert materializing(tmp_path / page)(pipeline, warm).success
     expected = dict.fromkeys(SNIPPETS, greedy(tiny, TEXTS))
     lower = [text.lower() for text in TEXTS]
     expected["ray-data"] = greedy(tiny, lower, system="Answer in one word.")

@@ -1,6 +1,6 @@
-"""Our side of the sections of docs/coming-from/spark.md with servers, Triton and vLLM.
+"""Our side of the section of docs/coming-from/spark.md with Triton.
 
-The changed lines of their functions are counted by `tests/examples/test_coming_from.py`.
+The changed lines of its functions are counted by `tests/examples/test_coming_from.py`.
 """
 
 from __future__ import annotations
@@ -11,13 +11,11 @@ from pathlib import Path
 import pytest
 
 import vane_dagster as vd
-from support.coming_from_data import TEXTS, write_data
+from support.coming_from_data import write_data
 from support.data import read_stage
 from support.pytriton_programs import pytriton, pytriton_client  # noqa: F401  # fixtures
 from support.results import Run
-from support.snippets import Snippet, loaded, pipelines, snippets
-from support.tiny_answers import greedy
-from support.vllm_stages import ENV, needs_vllm
+from support.snippets import loaded, pipelines, snippets
 
 
 @pytest.fixture
@@ -33,43 +31,16 @@ def client(pytriton_client: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(pytriton_client), *before]))
 
 
-def section(heading: str) -> Snippet:
-    return next(each for each in snippets("spark") if each.heading == heading)
-
-
 @pytest.mark.usefixtures("client")
 def test_a_tensor_by_triton(
     pytriton: str, data: Path, local: vd.LocalCompute, materialize: Run
 ) -> None:
     replaced = {"/opt/triton/bin/python": pytriton}
-    with loaded(section("Triton on the executors"), data, replaced) as module:
+    section = next(s for s in snippets("spark") if s.heading == "Triton on the executors")
+    with loaded(section, data, replaced) as module:
         (pipeline,) = pipelines(module)
         assert materialize(pipeline, local).success
 
     # The weights add the first of the four features to the doubled last.
     rows = read_stage(data / "store", "images", "preds")
     assert rows.to_pydict() == {"id": [1, 2, 3], "preds": [6.0, 18.0, 30.0]}
-
-
-@pytest.fixture
-def vllm(tiny: Path) -> dict[str, str]:
-    """What replaces the large model of the page, and its flags on a CPU."""
-    flag = '"max_model_len": 192}'
-    flags = f"""
-    "max_model_len": 192, "dtype": "float32", "enforce_eager": True, "block_size": 32,
-    "max_num_seqs": 4, "gpu_memory_utilization": 0.1}},
-    replicas=vd.Workers(env_vars={[*ENV, "HF_HUB_OFFLINE"]})"""
-    return {'"Qwen/Qwen2.5-0.5B-Instruct"': repr(str(tiny)), flag: flags}
-
-
-@needs_vllm
-@pytest.mark.usefixtures("vllm_variables")
-def test_texts_by_vllm(
-    vllm: dict[str, str], tiny: Path, data: Path, cluster: vd.LocalCluster, materialize: Run
-) -> None:
-    with loaded(section("vLLM on the executors"), data, vllm) as module:
-        (pipeline,) = pipelines(module)
-        assert materialize(pipeline, vd.RayCompute(cluster=cluster)).success
-
-    answers = read_stage(data / "store", "reviews", "answer")["answer"].to_pylist()
-    assert [answer.rstrip("\ufffd") for answer in answers] == greedy(tiny, TEXTS, is_chat=False)

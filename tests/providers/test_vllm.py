@@ -20,7 +20,7 @@ from support.attacks import (
     mode,
     shared_tmp,  # noqa: F401  # fixtures
 )
-from support.pool_models import listed, ray_compute, until  # noqa: F401  # fixtures
+from support.pool_models import until
 from support.results import metadata
 from support.tiny_answers import greedy
 from support.vllm_stages import (  # noqa: F401  # fixtures
@@ -36,7 +36,9 @@ from support.vllm_stages import (  # noqa: F401  # fixtures
     needs_vllm,
     read,
     shared_memory,
+    warm,
 )
+from support.warm_workers import waiting_models
 from vane_dagster.providers import guard
 
 SYSTEM = "The quick brown fox jumps over the lazy dog, and answers briefly."
@@ -78,15 +80,6 @@ LORA = {"enable_lora": True, "max_loras": 2}
 
 
 pytestmark = pytest.mark.usefixtures("vllm_variables")
-
-
-def described() -> dict[str, Any]:
-    ((found,),) = [pool["workers"] for pool in listed()]
-    return dict(found)
-
-
-def worker() -> int:
-    return int(described()["pid"])
 
 
 def test_a_killed_process_leaves_nothing(tmp_path):
@@ -183,10 +176,7 @@ def test_stages_with_formats_adapters_and_none_share_an_engine(tiny, tmp_path, l
 
 
 @needs_vllm
-@pytest.mark.timeout(600)  # two engines start
-def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
-    tiny, tmp_path, ray_compute, materialize
-):
+def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(tiny, tmp_path, warm, materialize):
     given = {"options": {"engine_kwargs": {**ENGINE, **LORA}}}
 
     def asked() -> vd.Pipeline:
@@ -198,8 +188,9 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     right, loaded = greedy(tiny, TEXTS), []
     for seed in (7, 8):  # the second by the same engine
         folder = adapter(tmp_path / "adapter", tiny, seed)
-        materialize(asked(), ray_compute)
-        first = engine(worker())
+        materialize(asked(), warm)
+        (worker,) = waiting_models()
+        first = engine(worker.process.pid)
         assert answers(tmp_path) == right
         change = functools.partial(merge, folder=folder)
         assert answers(tmp_path, "adapted") == greedy(tiny, TEXTS, change=change)
@@ -208,15 +199,16 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
 
     first[0].send_signal(signal.SIGKILL)  # idle: found out before the next run's first row
     assert gone(first)
-    materialize(asked(), ray_compute, config={"force": True})
+    materialize(asked(), warm, config={"force": True})
     assert answers(tmp_path) == right
-    second = engine(worker())
+    (worker,) = waiting_models()
+    second = engine(worker.process.pid)
     assert second != first
     shared = {name for process in second for name in shared_memory(process.pid)}
     assert shared
 
     def kill() -> None:
-        until(lambda: described()["state"] == "busy", "rows are with the engine")
+        until(lambda: worker.is_busy, "rows are with the engine")
         time.sleep(0.3)
         second[0].send_signal(signal.SIGKILL)
 
@@ -225,15 +217,16 @@ def test_an_engine_is_warm_over_runs_and_replaced_when_it_dies(
     ask(pipeline, tiny, sampling_params={"max_tokens": 16}, **given)
     killer = threading.Thread(target=kill)
     killer.start()
-    materialize(pipeline, ray_compute)
+    materialize(pipeline, warm)
     killer.join()
     assert gone(second)
     assert answers(tmp_path) == greedy(tiny, texts, 16)
-    third = engine(worker())
+    (last,) = waiting_models()
+    third = engine(last.process.pid)
     assert third != second
 
     shared |= {name for process in third for name in shared_memory(process.pid)}
-    os.kill(worker(), signal.SIGKILL)
+    os.kill(last.process.pid, signal.SIGKILL)
     assert gone(third)
     until(lambda: not any(os.path.exists(name) for name in shared), "memory is freed")
 

@@ -18,10 +18,24 @@ import psutil
 import pytest
 
 import vane_dagster as vd
+from support.coming_from_data import TEXTS as REVIEWS
+from support.coming_from_data import write_data
+from support.data import read_stage
 from support.prompts import asked
 from support.results import Run, materializing, metadata
+from support.snippets import loaded, pipelines, snippets
 from support.tiny_answers import greedy, vectors
-from support.vllm_stages import ENGINE, ENV, TEXTS, docs, engine, needs_vllm, read
+from support.vllm_stages import (
+    ENGINE,
+    SERVER_ENV,
+    TEXTS,
+    docs,
+    engine,
+    needs_vllm,
+    read,
+    vllm_python,
+    vllm_server,
+)
 
 pytestmark = [needs_vllm, pytest.mark.usefixtures("vllm_variables")]
 
@@ -34,21 +48,17 @@ SCHEMA = {
 }
 SEED = 17
 """A flag by which this file's server is told from those that other tests have left warm."""
+FLAGS = {
+    "gpu_memory_utilization": 0.1,
+    "enable_prompt_tokens_details": True,
+    "seed": SEED,
+    **ENGINE,
+}
 
 
 @pytest.fixture
 def llm(tiny: Path) -> vd.VLLMServer:
-    return vd.VLLMServer(
-        tiny,
-        flags={
-            "served_model_name": "tiny",
-            "gpu_memory_utilization": 0.1,
-            "enable_prompt_tokens_details": True,
-            "seed": SEED,
-            **ENGINE,
-        },
-        replicas=vd.Workers(env_vars=[*ENV, "HF_HUB_OFFLINE"]),
-    )
+    return vllm_server(str(tiny), {"served_model_name": "qwen", **FLAGS})
 
 
 @pytest.fixture
@@ -67,7 +77,7 @@ def running(tiny: Path) -> list[psutil.Process]:
 
 def command(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.Error):
-        return process.cmdline()
+        return " ".join(process.cmdline()).split()  # a title has one word
     return []
 
 
@@ -97,14 +107,14 @@ def url(
 
 
 def port(server: psutil.Process) -> str:
-    command = server.cmdline()
-    return command[command.index("--port") + 1]
+    words = command(server)
+    return words[words.index("--port") + 1]
 
 
 def ask(above: Any, url: str, name: str = "asked", **kwargs: Any) -> vd.Stage:
     sampling = {"temperature": 0, "max_tokens": 8, **kwargs.pop("sampling_params", {})}
     return asked(
-        above, url, "{text}", name, **{"model": "tiny", **kwargs, "sampling_params": sampling}
+        above, url, "{text}", name, **{"model": "qwen", **kwargs, "sampling_params": sampling}
     )
 
 
@@ -141,7 +151,32 @@ def test_two_stages_and_two_runs_share_a_server(
     assert first.environ()["VLLM_API_KEY"] not in " ".join(first.cmdline())
 
 
-@pytest.mark.timeout(600)  # the server may start twice
+def test_the_snippet_for_spark_asks_a_server(
+    tiny: Path,
+    tmp_path: Path,
+    ray: vd.RayCompute,
+    materialize: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`tests/examples/test_coming_from.py` counts its changed lines."""
+    write_data(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    snippet = next(each for each in snippets("spark") if each.heading == "vLLM on the executors")
+    options = f"python={vllm_python()!r}, replicas=vd.Workers(env_vars={SERVER_ENV})"
+    replaced = {
+        '"Qwen/Qwen2.5-0.5B-Instruct"': repr(str(tiny)),
+        '"max_model_len": 192}': f"**{FLAGS}}}, {options}",
+    }
+    with loaded(snippet, tmp_path, replaced) as module:
+        (pipeline,) = pipelines(module)
+        assert materialize(pipeline, ray).success
+
+    answers = read_stage(tmp_path / "store", "reviews", "answer")["answer"].to_pylist()
+    expected = greedy(tiny, REVIEWS, is_chat=False)
+    assert [answer.rstrip("\ufffd") for answer in answers] == expected
+    assert len(running(tiny)) == 1  # the one of the other tests
+
+
 def test_rows_survive_a_crash_of_its_engine(
     llm: vd.VLLMServer, tiny: Path, tmp_path: Path, ray: vd.RayCompute, materialize: Run
 ) -> None:
@@ -181,7 +216,7 @@ def test_a_column_is_embedded_by_a_server_of_its_own_flags(
 ) -> None:
     flags = {name: value for name, value in ENGINE.items() if name != "structured_outputs_config"}
     flags |= {"runner": "pooling", "convert": "embed", "gpu_memory_utilization": 0.1}
-    embedder = vd.VLLMServer(tiny, flags, replicas=vd.Workers(env_vars=[*ENV, "HF_HUB_OFFLINE"]))
+    embedder = vllm_server(tiny, flags)
     pipeline = docs(tmp_path, [*TEXTS, LONG])
     aside = vd.Failures("quarantine", max_error_rate=0.5)
     pipeline.embed("embedded", "text", model=embedder, on_error=aside)

@@ -13,6 +13,7 @@ import fcntl
 import gc
 import importlib
 import json
+import multiprocessing.util
 import os
 import random
 import signal
@@ -247,6 +248,60 @@ def _end(status: int) -> None:
     os._exit(status)
 
 
+def fork_what_is_spawned() -> None:
+    """Have this process and its forks fork what multiprocessing would spawn.
+
+    vLLM spawns two processes for each engine, and each takes 20 s of CPU time to import it.
+    """
+    importlib.import_module("setproctitle").getproctitle()  # needs the environment at the start
+    multiprocessing.util.spawnv_passfds = _forked  # type: ignore[assignment]
+
+
+def vllm_python(folder: Path) -> Path:
+    """Write an interpreter for `vd.VLLMServer`, whose engine is forked from the server.
+
+    As with Python itself, the engine's processes have titles and the server its command line.
+    """
+    script = folder / "vllm-python"
+    script.write_text(f"""#!{sys.executable}
+import os, runpy, sys
+sys.path[0] = {os.path.dirname(__file__)!r}
+import forked
+forked.fork_what_is_spawned()
+import setproctitle
+own, set_title = os.getpid(), setproctitle.setproctitle
+setproctitle.setproctitle = lambda title: os.getpid() == own or set_title(title)
+sys.argv[:3] = sys.argv[2:3]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+""")
+    script.chmod(0o755)
+    return script
+
+
+def _forked(path: bytes, arguments: Sequence[str | bytes], kept: Sequence[int]) -> int:
+    """Fork a process with the file descriptors that a spawned one would have."""
+    program = [os.fsdecode(argument) for argument in arguments]
+    if "--multiprocessing-fork" not in program:  # its tracker of resources
+        return _spawn(path, arguments, kept)
+    if (pid := os.fork()) > 0:
+        return pid
+    descriptors = sorted({0, 1, 2, *kept})
+    for below, above in zip(descriptors, [*descriptors[1:], os.sysconf("SC_OPEN_MAX")]):
+        os.closerange(below + 1, above)
+    status = 1
+    try:
+        if threads := os.environ.get("OMP_NUM_THREADS"):  # which is read once
+            sys.modules["torch"].set_num_threads(int(threads))
+        status = _run(program[program.index("-c") :])
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+_spawn = multiprocessing.util.spawnv_passfds
+
+
 def _execute(arguments: Sequence[str]) -> None:
     first, *others = arguments
     if first == "-m":
@@ -272,6 +327,8 @@ if __name__ == "__main__":
     sys.path[0] = os.getcwd()  # as with `python -m`
     for _module in sys.argv[2:]:
         importlib.import_module(_module)
+    if "vllm" in sys.modules:
+        fork_what_is_spawned()
     gc.collect()
     gc.freeze()  # a collection in a program would copy all pages
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -24,6 +24,7 @@ def greedy(
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    torch.set_num_threads(1)  # several wait for each other on a busy machine, for minutes
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     if change is not None:
@@ -50,6 +51,7 @@ def of_media(
     import torch
     from transformers import AutoProcessor
 
+    torch.set_num_threads(1)
     processor = AutoProcessor.from_pretrained(folder)
     loaded = model.from_pretrained(folder, dtype=torch.float32)
     found = []
@@ -69,6 +71,7 @@ def vectors(folder: Path, texts: Sequence[str]) -> Any:
     import torch
     from transformers import AutoModel, AutoTokenizer
 
+    torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModel.from_pretrained(folder, dtype=torch.float32)
     with torch.inference_mode():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
+from support import forked
 from support.arguments import grouped
 from support.data import read_stage, write_source
-from support.warm_workers import WarmLocal, workers_that_imported
+from support.warm_workers import ForkedLocal, WarmLocal, end_waiting, workers_that_imported
 
 TEXTS = ["a fox", "a dog", "the fox and the dog", "nothing at all", "12, 34", "yes or no"]
 ENGINE = {
@@ -29,12 +30,14 @@ ENGINE = {
 }
 
 ENV = ["VLLM_CPU_KVCACHE_SPACE", "VLLM_NO_USAGE_STATS"]
+SERVER_ENV = [*ENV, "HF_HUB_OFFLINE"]
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 needs_vllm = pytest.mark.skipif(not HAS_VLLM, reason="vllm is not installed")
 
 LIBRARIES = ("sentence_transformers", "transformers.models.auto.modeling_auto")
-LIBRARIES += ("vllm.v1.engine.async_llm",) * HAS_VLLM
+if HAS_VLLM:
+    LIBRARIES += ("vllm.v1.engine.async_llm", "vllm.v1.engine.core", "vllm.v1.worker.cpu_worker")
 """What takes each worker longer to import than it takes to load a tiny model."""
 
 
@@ -43,6 +46,14 @@ def local() -> Iterator[vd.LocalCompute]:
     """Subprocesses that have imported the libraries."""
     with workers_that_imported(*LIBRARIES):
         yield WarmLocal(num_cpus=2)
+
+
+@pytest.fixture
+def warm() -> Iterator[vd.LocalCompute]:
+    """The same, which also keep their models from run to run."""
+    with workers_that_imported(*LIBRARIES):
+        yield ForkedLocal(num_cpus=2)
+        end_waiting()
 
 
 BY = ["transformers", *(pytest.param(by, marks=needs_vllm) for by in ("vllm", "vllm server"))]
@@ -78,8 +89,17 @@ def arguments(by: str, model: Path, **kwargs: Any) -> dict[str, Any]:
     engine = {**ENGINE, "gpu_memory_utilization": 0.1, **kwargs}
     if by == "vllm":
         return {"provider": by, "model": str(model), "options": {"engine_kwargs": engine}}
-    replicas = vd.Workers(env_vars=[*ENV, "HF_HUB_OFFLINE"])
-    return {"model": vd.VLLMServer(model, flags=engine, replicas=replicas)}
+    return {"model": vllm_server(model, engine)}
+
+
+def vllm_python() -> str:
+    """The interpreter of `vd.VLLMServer`: its engine is forked from it."""
+    return str(forked.vllm_python(Path(os.environ["VANE_DAGSTER_HOME"])))
+
+
+def vllm_server(model: Path | str, flags: Mapping[str, Any]) -> vd.VLLMServer:
+    replicas = vd.Workers(env_vars=SERVER_ENV)
+    return vd.VLLMServer(model, flags, replicas=replicas, python=vllm_python())
 
 
 def docs(tmp_path: Path, texts: Sequence[str | None] = TEXTS, **columns: Any) -> vd.Pipeline:

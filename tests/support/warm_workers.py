@@ -78,6 +78,12 @@ def end_waiting() -> None:
         local_backend._waiting.pop()._end()
 
 
+def waiting_models() -> list[WorkerProcess]:
+    """The workers with models that wait for the next run of this process."""
+    (backend,) = local_backend._waiting
+    return [p for p in backend.processes.values() if p.claim.identity != IO_WORKERS]
+
+
 def _surroundings() -> dict[str, str]:
     """What a forked worker would have needed while it imported."""
     python = {n: v for n, v in os.environ.items() if n.startswith("PYTHON")}
