@@ -28,7 +28,7 @@ ENGINE: dict[str, Any] = {
         os.environ.get("VANE_EXAMPLES_MODEL", "Qwen/Qwen2.5-0.5B-Instruct"),
         options={
             "engine_kwargs": {
-                "max_model_len": 2048,
+                "max_model_len": 4096,
                 # For a quick start anywhere; leave both out where the model has a GPU to itself.
                 "enforce_eager": True,
                 "kv_cache_memory_bytes": 2**30,

@@ -1,4 +1,7 @@
-"""The examples of stages that ask a model: vLLM, transformers and sentence-transformers."""
+"""The examples of stages that ask a model: vLLM, transformers and sentence-transformers.
+
+Those on vLLM ask the same engine, which stays warm on the cluster.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,14 @@ from support.paths import FENCED, REPOSITORY
 from vane_dagster.providers.base import Answer
 from vane_dagster.providers.format import InvalidAnswer
 
+REVIEWS = {"It broke after a week.": "bad", "The best lamp I ever had.": "good"}
+"""The reviews of the guide to vLLM."""
+QUESTION = "Is this review good or bad? "
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model that knows the right answers of two examples, and two wrong ones."""
+    """A tiny model that knows the answers of a guide and of two examples, and two wrong ones."""
     comments, offers = example("classify_labels"), example("extract_fields")
     lessons = [
         [*comments.labelled.spec.model_task.template.messages({"text": text}), said(label)]
@@ -45,6 +52,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 model_task.format.value(Answer(first))
             correction = f"{unfit.value.problem}. Answer again, with nothing else."
             lessons.append([*lesson, {"role": "user", "content": correction}, said(*second)])
+    for text, mood in REVIEWS.items():
+        lessons.append([{"role": "user", "content": QUESTION + text}, said(mood)])
     texts = [message["content"] for lesson in lessons for message in lesson]
     folder = make(tmp_path_factory.mktemp("model"), longest=4096, text=texts)
     teach(folder, lessons)
@@ -60,31 +69,24 @@ def environment(example_cluster: dict[str, str], model: Path) -> dict[str, str]:
     return {**example_cluster, "VANE_EXAMPLES_MODEL": str(model)}
 
 
-@pytest.mark.parametrize("name", sorted(ON_MODELS))
+@pytest.mark.parametrize("name", [*sorted({*ON_MODELS} - {*ON_VLLM}), *ON_VLLM])
 def test_example(name: str, environment: dict[str, str]) -> None:
     if name in ON_VLLM and importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
     runs_twice(name, environment)
 
 
-def test_the_guide_to_vllm_runs(environment: dict[str, str], tmp_path: Path) -> None:
-    """By a tiny model that knows the answers of the page."""
+def test_the_guide_to_vllm_runs(environment: dict[str, str], model: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="vllm is not installed")
     page = (REPOSITORY / "docs" / "guides" / "vllm.md").read_text()
     (_, _, code), (_, _, command), (_, _, printed) = FENCED.findall(page)[:3]
     assert command == "$ python mood.py\n"
-    asked = "Is this review good or bad? "
-    known = {"It broke after a week.": "bad", "The best lamp I ever had.": "good"}
-    lessons = [
-        [{"role": "user", "content": asked + text}, said(mood)] for text, mood in known.items()
-    ]
-    tiny = make(tmp_path / "tiny", text=[asked, *known])
-    teach(tiny, lessons)
+    assert QUESTION in code
+    assert all(f'"text": "{text}"' in code for text in REVIEWS)
     for text, by in {
-        "Qwen/Qwen2.5-0.5B-Instruct": str(tiny),
+        "Qwen/Qwen2.5-0.5B-Instruct": str(model),
         "    gpus=1,\n": "",
-        '"max_model_len": 4096': '"max_model_len": 192, "enforce_eager": True, "block_size": 32',
-        '"gpu_memory_utilization": 0.9': '"kv_cache_memory_bytes": 2**28, "dtype": "float32"',
+        '"gpu_memory_utilization": 0.9': '"enforce_eager": True, "kv_cache_memory_bytes": 2**30',
     }.items():
         assert text in code
         code = code.replace(text, by)
@@ -92,3 +94,4 @@ def test_the_guide_to_vllm_runs(environment: dict[str, str], tmp_path: Path) -> 
     done = forked.run(["mood.py"], environment, tmp_path, 240, forked.EXAMPLE)
     assert done.returncode == 0, done.stderr[-6000:]
     assert done.stdout.endswith(printed)
+    assert "1 warm" in done.stderr, "the engine of the examples"
