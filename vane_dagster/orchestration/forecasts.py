@@ -18,8 +18,11 @@ from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.forecast import NOT_COUNTED, Forecast, Sample, forecast
+from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.planner import plan_run
+from vane_dagster.planning.preview_plan import sampling
+from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.store import Store
 
 if TYPE_CHECKING:
@@ -78,27 +81,45 @@ def make_forecast(
 def _sampled(
     plan: RunPlan, store: Store, compute: Any, rows: int, failed: list[str], stages: Sequence[str]
 ) -> dict[str, Sample]:
-    """Measure stages by previews of some rows, and those upstream that a preview computes too."""
+    """Measure stages by the first rows of their input, those upstream that lack rows first.
+
+    What a stage computed is the input of the next ones, so nothing is computed twice. The first
+    row is computed before the others, because first calls are slower.
+    """
     from vane_dagster.orchestration.preview import previewing
 
-    samples: dict[str, Sample] = {}
-    pipeline = plan.pipeline
-    for stage in reversed(stages):
-        if stage in samples or pipeline[stage].spec.publishes:
-            continue
-        missing = [each.key for each in plan.partitions if each.stages[stage].missing]
-        try:
-            given = (pipeline, stage, missing, store, compute)
-            with previewing(*given, show=lambda event: None) as (inference, loads):
-                warming = replace(inference, computed={})  # its row is not to be copied
-                warming.first_rows(pipeline, stage, 1)  # first calls are slower
-                made = inference.first_rows(pipeline, stage, rows)
-                for name, parts in inference.computed.items():
-                    last = made.parts.get(name, ()) if made else ()
-                    every, final = ([part.info for part in each] for each in (parts, last))
-                    samples.setdefault(name, Sample(every, final, loads.get(name)))
-        except VaneError as error:
-            failed.append(f"a sample of {stage!r} could not be computed: {error}")
+    samples, tried = dict[str, Sample](), set[str]()
+    keys = [each.key for each in plan.partitions if any(each.stages[s].missing for s in stages)]
+    given = (plan.pipeline, plan.selected, keys, store, compute)
+    with previewing(*given, show=lambda event: None) as (inference, loads):
+        planned = inference.plan(plan.pipeline)
+
+        def measure(stage: str) -> None:
+            nonlocal planned
+            if stage in tried or stage not in planned.selected or not planned.missing(stage):
+                return
+            tried.add(stage)
+            above = stages_read(plan.pipeline, plan.pipeline[stage].spec)
+            try:
+                if sampling(planned, stage, 1) is None:
+                    for each in above:
+                        measure(each)
+                if tried.intersection(above) - samples.keys():  # it has failed
+                    return
+                parts, warm_up = list[PartInfo](), list[PartInfo]()
+                for taken, size in ((warm_up, 1), (parts, rows)):
+                    if (made := inference.sample(planned, stage, size)) is not None:
+                        after, computed = made
+                        taken += [part.info for part in computed.parts[stage]]
+                if parts:
+                    planned = after
+                samples[stage] = Sample(parts, warm_up, loads.get(stage))
+            except VaneError as error:
+                failed.append(f"a sample of {stage!r} could not be computed: {error}")
+
+        for stage in stages:
+            if not plan.pipeline[stage].spec.publishes:
+                measure(stage)
     return samples
 
 

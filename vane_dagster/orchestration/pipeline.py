@@ -112,8 +112,9 @@ class Pipeline(declared.Pipeline):
             rows: Whether to read the inputs of changed fragments and count the rows that have no
                 stored result: exact where all inputs are stored or follow from stored ones by SQL,
                 an upper bound below stages whose rows are not computed yet.
-            sample: Compute so many rows of each stage that is new or was edited, as `Stage.preview`
-                does, and measure by them. Code is called then.
+            sample: Compute so many of the first input rows of each stage that is new or was edited,
+                and measure by them; below a stage that is not stored, those that its sample made.
+                Code is called then.
 
         Returns:
             The forecast of each stage. It prints, and has `to_dict`.

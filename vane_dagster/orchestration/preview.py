@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import field
 from typing import Any
@@ -43,18 +43,18 @@ _INPUT = "input of {}"
 @contextlib.contextmanager
 def previewing(
     pipeline: Pipeline,
-    stage: str,
+    selected: Collection[str],
     partitions: Sequence[str | None],
     store: Store,
     compute: Compute | None,
     show: Callable[[Event], None],
     keep: bool = False,
 ) -> Iterator[tuple[SchemaInference, Mapping[str, float]]]:
-    """Connect to what computes previews of a stage; delete what they wrote at the end.
+    """Connect to what computes previews of stages; delete what they wrote at the end.
 
     Args:
         pipeline: The pipeline.
-        stage: The stage.
+        selected: The stages, and those upstream that may be computed.
         partitions: The partitions.
         store: The store.
         compute: The compute resource.
@@ -65,7 +65,6 @@ def previewing(
         What finds schemas and computes rows; the seconds in which workers loaded models, by stage.
     """
     with ExitStack() as stack:
-        selected = with_upstream(pipeline, stage) - {SOURCE}
         connection = Connection(LocalCompute() if compute is None else compute, pipeline, selected)
         stack.callback(connection.close)
         run_id, loads = f"preview-{secrets.token_hex(4)}", dict[str, float]()
@@ -83,8 +82,7 @@ def previewing(
                 plan = with_kept_instances(plan, backend.running(), show)
             return execute_preview(context, plan, backend)
 
-        computed = selected | {_INPUT.format(stage)}
-        given = (store, run, run_id, show, computed, partitions, False, connection.connect)
+        given = (store, run, run_id, show, selected, partitions, False, connection.connect)
         yield stack.enter_context(SchemaInference(*given)), loads
 
 
@@ -122,7 +120,8 @@ def preview(
         else:
             opened = open_store(store, f"{location}: preview")
         show = functools.partial(log_text, PRINTED)
-        given = (pipeline, stage, [partition], opened, compute, show, not reload)
+        selected = with_upstream(pipeline, stage) - {SOURCE} | {_INPUT.format(stage)}
+        given = (pipeline, selected, [partition], opened, compute, show, not reload)
         return asked.preview(*stack.enter_context(previewing(*given)))
 
 

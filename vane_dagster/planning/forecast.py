@@ -76,6 +76,7 @@ class StageForecast:
         cost: Price of tokens and GPU hours together; None without prices.
         sampled: Rows of a sample by which it was measured; 0 if stored rows are the measure.
         is_sampled_on_request: A plan with a sample can measure it: a stage that does not publish.
+        is_unreached: No row of a sample that was asked for reached the stage.
         before_edit: Whether the stored rows that are the measure are from before an edit.
         adopted: The adoptions by which stored results stay in force, each in a line, the latest
             last.
@@ -102,6 +103,7 @@ class StageForecast:
     cost: Interval | None = None
     sampled: int = 0
     is_sampled_on_request: bool = True
+    is_unreached: bool = False
     before_edit: bool = False
     adopted: Sequence[str] = ()
     edits: Sequence[str] = ()
@@ -135,6 +137,7 @@ class StageForecast:
 
     def _costs(self) -> Iterator[str]:
         hint = "; --sample 50 measures it" if self.is_sampled_on_request else ""
+        hint = "; no row of the sample reaches it" if self.is_unreached else hint
         if self.seconds is None or self.worker_seconds is None:
             unknown = f"unknown, because the store has nothing to measure by{hint}"
             yield unknown if self.rows else "less than a second"
@@ -246,13 +249,14 @@ class Sample:
     """What a preview took to compute some rows of a stage.
 
     Attributes:
-        parts: The parts that it made.
-        last: Those with the whole sample, in which rows of the others are copied.
+        parts: The parts that it made; none if no row reached the stage.
+        warm_up: Those of its first row, which was computed before the others: first calls are
+            slower.
         load_seconds: Seconds in which a worker loaded the model; None if it was loaded before.
     """
 
     parts: Sequence[PartInfo]
-    last: Sequence[PartInfo]
+    warm_up: Sequence[PartInfo]
     load_seconds: float | None = None
 
 
@@ -392,7 +396,7 @@ class _Forecaster:
         """Measure the stages to compute whose present definition has computed nothing yet."""
         needed = self._plan.needed()
         unknown = [stage for stage in needed if not self._history(stage).is_current]
-        samples = measure(unknown)
+        samples = measure(unknown) if unknown else {}
         for stage in samples.keys() & {*unknown}:
             self._history(stage).take(samples[stage])
 
@@ -561,17 +565,23 @@ class _History:
         self._manifests = [each for manifests in chosen for each in manifests]
         self._latest: Sequence[PartInfo] = _distinct(each[0] for each in chosen if each)
         self._parts: Sequence[PartInfo] = _distinct(self._manifests)
+        self._timed = self._parts
         self._sample: Sample | None = None
+        self._is_unreached = False
 
     def take(self, sample: Sample) -> None:
         """Measure by a sample."""
-        self._sample, self._latest, self._parts = sample, sample.last, sample.parts
+        self._is_unreached = not sample.parts
+        if sample.parts:
+            self._sample, self._latest = sample, sample.parts
+            self._parts = [*sample.warm_up, *sample.parts]
+            self._timed = sample.parts if _computed(sample.parts) else sample.warm_up
 
     @functools.cached_property
     def rows_ratio(self) -> float | None:
-        """Output rows for each input row; None without stored parts."""
-        rows_in = sum(part.rows_in for part in self._latest)
-        return sum(part.rows for part in self._latest) / rows_in if rows_in else None
+        """Output rows for each input row; None without stored parts, or if a sample has none."""
+        rows_in, rows = (sum(getattr(p, of) for p in self._latest) for of in ("rows_in", "rows"))
+        return rows / rows_in if rows_in and (rows or not self._sample) else None
 
     @functools.cached_property
     def computed(self) -> float:
@@ -591,8 +601,10 @@ class _History:
             most: The input rows to expect.
         """
 
-        def of(amount: Callable[[PartInfo], float | None]) -> Interval | None:
-            taken = [(amount(part), part.rows_in - part.copied) for part in self._parts]
+        def of(
+            amount: Callable[[PartInfo], float | None], parts: Sequence[PartInfo] = self._parts
+        ) -> Interval | None:
+            taken = [(amount(part), part.rows_in - part.copied) for part in parts]
             rates = [(each / rows, rows) for each, rows in taken if each is not None and rows > 0]
             if not rates:
                 return None
@@ -602,7 +614,8 @@ class _History:
             margin = _MARGIN + _FEW_PARTS_MARGIN / math.sqrt(len(rates))
             return low * (1 - margin) * least, high * (1 + margin) * most
 
-        work = of(lambda part: part.made.seconds if part.made else None)
+        estimate = replace(estimate, is_unreached=self._is_unreached)
+        work = of(lambda part: part.made.seconds if part.made else None, self._timed)
         if work is None:
             return estimate
         busy, most_busy = self._workers(spec)
@@ -610,7 +623,7 @@ class _History:
             "worker_seconds": work,
             "seconds": (work[0] / most_busy, work[1] / busy),
             "load_seconds": self._load_seconds(),
-            "sampled": _computed(self._parts) if self._sample else 0,
+            "sampled": sum(part.rows_in for part in self._latest) if self._sample else 0,
             "before_edit": not (self.is_current or self._sample),
         }
         if spec.runs_udf and spec.gpus:

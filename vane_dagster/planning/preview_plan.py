@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import secrets
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from vane_dagster._dataclass import dataclass
@@ -34,15 +34,27 @@ def previews(planned: RunPlan, stage: str, rows: int, most: int = _MOST) -> Iter
     """
     for partition in with_rows(planned, stage)[:1]:
         preview = _Preview(planned, partition, stage)
-        available, cuts, size = preview.fragments, dict[int, int](), rows
-        while cuts != available and size <= most * rows:
-            cuts, left = {}, size
-            for index, count in available.items():
-                if left:
-                    cuts[index] = min(count, left)
-                    left -= cuts[index]
+        cuts, size = dict[int, int](), rows
+        while cuts != preview.fragments and size <= most * rows:
+            cuts = preview.first(size)
             yield preview.plan(cuts)
             size *= _GROWTH
+
+
+def sampling(
+    planned: RunPlan, stage: str, rows: int
+) -> tuple[RunPlan, Callable[[Sequence[Part]], RunPlan]] | None:
+    """Return the plan of a stage's first rows in fragments that lack no other stage.
+
+    Returns:
+        The plan, and what returns `planned` with the parts that were computed, for the stages
+        downstream. None if there is no row.
+    """
+    for partition in planned.partitions:
+        preview = _Preview(planned, partition, stage, computes_input=False)
+        if cuts := preview.first(rows):
+            return preview.plan(cuts), functools.partial(preview.with_parts, tuple(cuts))
+    return None
 
 
 def with_rows(planned: RunPlan, stage: str) -> list[PartitionPlan]:
@@ -57,6 +69,7 @@ class _Preview:
     planned: RunPlan
     partition: PartitionPlan
     stage: str
+    computes_input: bool = True
 
     @functools.cached_property
     def fragments(self) -> dict[int, int]:
@@ -64,8 +77,21 @@ class _Preview:
 
         Those with an empty stored part have none. All are counted in rows of one node.
         """
-        indexes = [i for i in range(len(self.partition.fragments)) if sum(self._rows([i]))]
+        indexes: Sequence[int] = range(len(self.partition.fragments))
+        if not self.computes_input:
+            missing = self.partition.stages[self.stage].missing
+            indexes = [i for i in missing if self._needed([i])[0] == {self.stage}]
+        indexes = [i for i in indexes if sum(self._rows([i]))]
         return dict(zip(indexes, self._rows(indexes)))
+
+    def first(self, rows: int) -> dict[int, int]:
+        """Return how many rows of each fragment are the first ones."""
+        cuts, left = dict[int, int](), rows
+        for index, count in self.fragments.items():
+            if left:
+                cuts[index] = min(count, left)
+                left -= cuts[index]
+        return cuts
 
     def _rows(self, indexes: Sequence[int]) -> list[int]:
         """Return the rows of fragments in the nearest node that is stored for all of them."""
@@ -126,6 +152,14 @@ class _Preview:
             preview=tuple(cuts.values()),
         )
         return replace(planned, selected=tuple(stages), partitions=[cut], failed={}, warnings=())
+
+    def with_parts(self, indexes: Sequence[int], parts: Sequence[Part]) -> RunPlan:
+        """Return the plan in which parts of the stage are stored."""
+        plan = self.partition.stages[self.stage]
+        made = replace(plan, parts={**plan.parts, **dict(zip(indexes, parts))})
+        partition = replace(self.partition, stages={**self.partition.stages, self.stage: made})
+        partitions = [partition if p is self.partition else p for p in self.planned.partitions]
+        return replace(self.planned, partitions=partitions)
 
     def _needed(self, indexes: Collection[int]) -> tuple[set[str], set[str]]:
         """Return the stages to compute, and those that have the parts of all fragments."""

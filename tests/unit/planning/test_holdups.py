@@ -13,6 +13,7 @@ from support.data import partitioned, write_source
 from support.in_process import InProcessCompute
 from support.prompts import Reversed
 from vane_dagster.errors import VaneError
+from vane_dagster.providers.base import Answer, Request
 
 
 class Slow:
@@ -73,6 +74,43 @@ def test_a_sample_measures_what_nothing_stored_says(tmp_path, store):
     assert files(tmp_path) == before
     made.run(**given)
     assert made.plan(sample=7, **given).is_up_to_date
+
+
+class Counting(Reversed):
+    """A provider that records what it is asked; the answer is the length of the text."""
+
+    async def submit(self, request: Request) -> Answer:
+        text = request.messages[-1]["content"]
+        with open(self.address, "a") as file:
+            file.write(f"{text}\n")
+        return Answer(str(len(text)), len(text), 1)
+
+    def __init__(self, model: str, *, address: str) -> None:
+        super().__init__(model)
+        self.address = address
+
+
+@pytest.mark.parametrize(("passing", "reached"), [("n % 5 = 0", 4), ("n >= 596", 0)])
+@pytest.mark.parametrize("reuse", ["rows", "fragments"])
+def test_a_sample_asks_nothing_twice(tmp_path, store, passing, reached, reuse):
+    write_source(tmp_path / "src", {"id": range(600), "n": range(600)})
+    made = vd.Pipeline("tickets", source=vd.parquet(str(tmp_path / "src")), id="id")
+    model = vd.Model("m", options={"address": str(tmp_path / "asked")}, prices={"prompt": 1e6})
+    given: dict[str, Any] = {"provider": Counting, "model": model, "reuse": reuse}
+    made.prompt("label", "label {n}", include_columns=["n"], **given)
+    urgent = made["label"].project("urgent", ["n"], where=passing)
+    urgent.prompt("summary", "sum up {n}", **given).project("last", ["summary"])
+    found = made.plan(store=store, sample=20, compute=InProcessCompute())
+    assert [each.sampled for each in found.stages] == [20, 20, reached, reached]
+    asked = (tmp_path / "asked").read_text().splitlines()
+    label = [each for each in asked if each.startswith("label")]
+    again = reuse == "fragments"  # without row keys, the first row is computed for itself
+    assert len(label) == 20 + again
+    assert set(label) == {f"label {n}" for n in range(20)}
+    assert len(asked) - len(label) == (reached + again if reached else 0)
+    unreached = "because the store has nothing to measure by; no row of the sample reaches it"
+    assert str(found).count(unreached) == (0 if reached else 2)
+    assert (found.stages[2].cost is None) == (not reached)
 
 
 def test_a_sample_that_fails_is_said(tmp_path, store):
