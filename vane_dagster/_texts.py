@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from html import escape
 
-_SHOWN = 3
+SHOWN = 3
+"""The first of many texts that a line shows."""
 _NUMBER = re.compile(r"[a-f]*\d[0-9a-f.,]*")
 """A number, a digest or an address."""
 
@@ -26,10 +27,10 @@ def in_partition(key: str | None) -> str:
 
 def in_partitions(keys: Sequence[str | None]) -> str:
     """Return the number of partitions and the first ones: ``2 partitions (a, b)``."""
-    return f"{count(len(keys), 'partition')} ({listed([str(key) for key in keys], _SHOWN)})"
+    return f"{count(len(keys), 'partition')} ({listed([str(key) for key in keys])})"
 
 
-def listed(texts: Sequence[str], most: int, separator: str = ", ") -> str:
+def listed(texts: Sequence[str], most: int = SHOWN, separator: str = ", ") -> str:
     """Join the first texts, and the number of the others: ``a, b and 3 more``."""
     last = f"{' ' if separator == ', ' else separator}and {len(texts) - most:,} more"
     return separator.join(texts[:most]) + (last if len(texts) > most else "")

@@ -152,7 +152,7 @@ class _Edit:
         # Other edits decide about rows which a sample may not have.
         if others := [c for c in changes if kinds[c] not in _ADOPTABLE and c not in _REQUEST]:
             raise PlanError(
-                f"{self.location}: {', '.join(others)} changed. Only edits of code, of its "
+                f"{self.location}: {listed(others)} changed. Only edits of code, of its "
                 "arguments, and of the messages, model, provider_options, sampling_params and "
                 "return_format of a prompt can be adopted. Materialize the stage"
             )

@@ -83,16 +83,16 @@ class Adoption:
         """What was adopted, when, by whom, and after how many rows."""
         day = time.strftime("%Y-%m-%d", time.gmtime(self.at / 1e9))
         how = f"after comparing {count(self.rows, 'row')}" if self.rows else _UNCOMPARED
-        return f"{', '.join(self.changes)}, adopted on {day} by {self.user} {how}"
+        return f"{listed(self.changes)}, adopted on {day} by {self.user} {how}"
 
     def __str__(self) -> str:
         if not self.rows:
-            return f"{self.stage}: adopted {', '.join(self.changes)} {_UNCOMPARED}"
+            return f"{self.stage}: adopted {listed(self.changes)} {_UNCOMPARED}"
         at_most = f"at most {min(1.0, 3 / self.rows):.2g} of all rows differ"
         within = f" within {self.tolerance:g}" if self.tolerance else ""
         bound = "no stored row differs" if self.is_all else f"with 95% confidence {at_most}"
         return (
-            f"{self.stage}: adopted {', '.join(self.changes)}: {count(self.rows, 'row')} of "
+            f"{self.stage}: adopted {listed(self.changes)}: {count(self.rows, 'row')} of "
             f"{count(self.partitions, 'partition')} came out the same{within}, so {bound}"
         )
 

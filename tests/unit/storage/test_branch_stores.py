@@ -96,6 +96,13 @@ def adoption(definition: str, at: int = 1) -> Adoption:
     return Adoption("s", definition, OLD, now, then, ("code",), 9, False, 1, 0.0, 1, "me", at)
 
 
+def test_an_adoption_of_many_components_names_the_first():
+    many = replace(adoption(NEW), changes=tuple(f"code of F{n}" for n in range(17)))
+    text = "code of F0, code of F1, code of F2 and 14 more"
+    assert many.summary.startswith(f"{text}, adopted on ")
+    assert str(many).startswith(f"s: adopted {text}: 9 rows of 1 partition ")
+
+
 def adopted(store: Store) -> list[Adoption]:
     return list(adoptions(store, "docs")["s"].live)
 
