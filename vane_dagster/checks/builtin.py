@@ -14,6 +14,7 @@ from vane_dagster._texts import listed
 from vane_dagster.checks.base import Check, CheckLike, Off
 from vane_dagster.checks.context import CheckOutcome, PartCounts, Severity
 from vane_dagster.errors import DefinitionError
+from vane_dagster.providers.usage import USAGE
 from vane_dagster.types.kinds import is_floats, is_text
 from vane_dagster.types.schema import ERROR_COLUMN
 
@@ -115,7 +116,7 @@ class NullRate(Check):
     Attributes:
         max_rate: The largest share.
         columns: The columns to check. Default: all, including those of `include_columns`, except
-            the ids and `error`.
+            the ids, `error`, and the usage of prompts.
     """
 
     fix: ClassVar[str] = "vd.checks.NullRate(max_rate) sets the limit"
@@ -398,9 +399,12 @@ def _columns(
 ) -> list[str]:
     """Return the columns that a check reads."""
     check.fit(context.schema, "the partition")
-    without = () if given else (*context.keys, ERROR_COLUMN)  # null in each row that did not fail
-    columns = [each.name for each in context.schema if is_kind(each.type)]
-    return list(given or (name for name in columns if name not in without))
+    if given:
+        return list(given)
+    without = (*context.keys, ERROR_COLUMN)  # null in each row that did not fail
+    kinds = ((each.name, each.type) for each in context.schema)
+    # The usage of prompts is not the user's data, and null where a join has no answer.
+    return [n for n, kind in kinds if n not in without and kind != USAGE and is_kind(kind)]
 
 
 def _counted(counts: PartCounts) -> dict[str, int]:

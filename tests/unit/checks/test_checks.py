@@ -30,6 +30,7 @@ from vane_dagster.checks.builtin import defaults_for, findings_of, merge
 from vane_dagster.checks.partition import CheckContext, sample
 from vane_dagster.engine.check_runner import CheckRunner, evaluate, results_for
 from vane_dagster.events import Committed
+from vane_dagster.providers.usage import USAGE
 from vane_dagster.storage.column_stats import measure, merge_measures
 from vane_dagster.storage.manifest import (
     CheckResult,
@@ -384,6 +385,7 @@ BAD = "v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not finite); 
         (C.NullRate(0.1), {f"x{i}": [None, "a"] for i in range(7)}, {}, False,
          "x4: 50% nulls; the limit is 10%; and 2 more", {}),
         (C.NullRate(0), {"x": [1], "error": pa.nulls(1, pa.string())}, {}, True, "x: 0%", {}),
+        (C.NullRate(0), {"x": [1], "x_usage": pa.nulls(1, USAGE)}, {}, True, "x: 0%", {}),
         (C.NullRate(0, columns=["error"]), {"error": [None]}, {}, False, "error: 100% nulls", {}),
         (C.Text(0.2), TWO, {}, False, "x: 33.33% empty texts; the limit is 20%",
          {"rows": 4, "empty_rate/x": 1 / 3}),
