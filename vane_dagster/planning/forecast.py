@@ -218,11 +218,21 @@ class Forecast(Printed):
         if unplanned:
             shown = [f"not planned: {text}" for text in unplanned]
             lines.append("  " + listed(shown, _MAX_UNPLANNED, "\n  "))
-        if self.seconds and sum(bool(stage.fragments) for stage in self.stages) > 1:
-            lines.append(f"  in all: {_times(self.seconds)} on the clock")
+        if (in_all := [*self._in_all()]) and sum(bool(each.fragments) for each in self.stages) > 1:
+            unknown = [each.stage for each in self.stages if each.rows and not each.seconds]
+            without = f", without {names(unknown)}" if unknown else ""
+            lines.append(f"  in all{without}: {', '.join(in_all)}")
         lines += [f"  may hold it up: {text}" for text in self.holdups]
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
+
+    def _in_all(self) -> Iterator[str]:
+        """Yield what all stages with a known cost take together."""
+        if self.seconds:
+            yield f"{_times(self.seconds)} on the clock"
+        for taken, text in (("tokens", "{} tokens"), ("cost", "a price of {}")):
+            if (total := _total(self, taken))[1]:
+                yield text.format(between(total))
 
 
 @dataclass(frozen=True)

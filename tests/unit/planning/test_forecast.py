@@ -156,6 +156,18 @@ def test_a_forecast_is_text_and_plain_values():
     assert first["due"] == {key: {"code of Model changed": 1} for key in ("a", "b")}
 
 
+def test_the_tokens_and_prices_of_all_stages_are_added_up():
+    given = {"seconds": (2.0, 3.0), "worker_seconds": (2.0, 3.0)}
+    first = stage("a", **given, tokens=(1000.0, 2000.0), cost=(0.5, 1.0))
+    second = stage("b", **given, tokens=(10.0, 10.0), cost=(0.25, 0.5))
+    known = str(Forecast("docs", [first, stage("io", **given), second], {})).splitlines()
+    sums = "1,010 to 2,010 tokens, a price of 0.75 to 1.5"
+    assert known[-1] == f"  in all: 2.0 s to 9.0 s on the clock, {sums}"
+    some = str(Forecast("docs", [first, stage("new"), second], {})).splitlines()
+    assert some[-1] == f"  in all, without 'new': {sums}"
+    assert "in all" not in str(Forecast("docs", [first], {}))
+
+
 def test_nothing_to_do_is_known():
     done = stage(up_to_date=3)
     assert Forecast("docs", [done], {}).is_up_to_date
