@@ -68,7 +68,8 @@ class StageStats:
         rows_in: Input rows that were computed.
         rows_out: Output rows that were computed.
         batches: Calls of the user's code.
-        retries: Calls retried after a transient error.
+        retries: Calls retried after a transient error; each request of a prompt is one.
+        rate_limited: Of these, those after HTTP 429.
         faults: Rows that failed in stored parts, in those that it wrote, and in slices of others.
         copied: Input rows with the outcome of an equal row, of this run or an earlier one.
         spent: Usage of the rows that were computed, by the names of the stage's `sums`.
@@ -88,6 +89,7 @@ class StageStats:
     rows_out: int = 0
     batches: int = 0
     retries: int = 0
+    rate_limited: int = 0
     faults: int = 0
     copied: int = 0
     spent: Counter[str] = field(default_factory=Counter)
@@ -123,7 +125,7 @@ class PoolTime:
         input: Time in which they waited for input.
         room: Time in which they waited for room.
         loading: Time until they had constructed the model.
-        is_paced: Whether they share limits by the minute, which more of them do not raise.
+        limited_by: What limits them that more of them do not raise; empty for nothing.
     """
 
     stages: tuple[str, ...]
@@ -134,7 +136,7 @@ class PoolTime:
     input: float = 0.0
     room: float = 0.0
     loading: float = 0.0
-    is_paced: bool = False
+    limited_by: str = ""
 
     @property
     def shares(self) -> dict[str, float]:

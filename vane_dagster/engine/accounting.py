@@ -18,6 +18,7 @@ from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.worker.reports import SharedSeconds, WorkReport
 
 _PROGRESS_SECONDS = 0.5
+_RATE_LIMIT = "the endpoint's rate limit (HTTP 429)"
 
 
 class PoolClock:
@@ -87,6 +88,10 @@ class WaveProgress:
             stats.call_seconds += report.call_seconds
             stats.batches += report.batches
             stats.retries += report.retries
+            stats.rate_limited += report.rate_limited
+            for pool in self._pools.values():
+                if report.rate_limited and stage in pool.time.stages:
+                    pool.time = replace(pool.time, limited_by=_RATE_LIMIT)
             stats.fits = report.fits or stats.fits
             stats.gpus += report.gpus
 

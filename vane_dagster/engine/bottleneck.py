@@ -76,10 +76,10 @@ class Advice:
         if starts["loading"] > starts["computing"]:
             share = f"{starts['loading']:.0%} of their time"
             text += f"starting the workers for {_name(self.started)}, {share}; then "
-        paced = ", within their limits by the minute" if pool.is_paced else ""
+        limit = f", limited by {pool.limited_by}" if pool.limited_by else ""
         text += (
             f"{_name(pool)}, whose "
-            f"{count(pool.workers, 'worker')} computed {shares['computing']:.0%} of the time{paced}"
+            f"{count(pool.workers, 'worker')} computed {shares['computing']:.0%} of the time{limit}"
         )
         if not self.option:
             return f"{text}, and no option is predicted to save {_LEAST_GAIN - 1:.0%} and a second"
@@ -131,7 +131,7 @@ def _options(
     needed = math.ceil(slowest.computing / next_slowest) if next_slowest else math.inf
     workers = int(min(needed, _MOST_WORKERS * slowest.workers))
     smaller = f"fragment_rows={fragment_rows // _FRAGMENTS}, a quarter of now"
-    if workers > slowest.workers and not slowest.is_paced:
+    if workers > slowest.workers and not slowest.limited_by:
         saved = slowest.least_seconds - max(next_slowest, slowest.computing / workers)
         if passed >= 2 * workers:  # a worker computes a whole fragment, as long as now
             saved *= 1 - 1 / passed

@@ -112,7 +112,10 @@ class _StageProgress:
 
 _PHASES = {RunPlanned: "plan", Connected: "connection", WorkerReady: "first worker"}
 """The phases before a run computes, by the event that ends each first."""
-_SUMMED = ["rows_in", "rows_out", "copied", "computed", "seconds", "work_seconds", "call_seconds"]
+_SUMMED = (
+    "rows_in", "rows_out", "copied", "computed", "seconds", "work_seconds", "call_seconds",
+    "retries", "rate_limited",
+)  # fmt: skip
 
 
 class _StageSummary(defaultdict[str, Any]):
@@ -140,6 +143,10 @@ class _StageSummary(defaultdict[str, Any]):
         if self["tokens"]:
             cost = f", a cost of {amount(self['cost'], 3)}" if self["cost"] else ""
             lines.append(f"{count(self['requests'], 'request')}, {self['tokens']:,} tokens{cost}")
+        if self["retries"]:
+            limited = f", {self['rate_limited']:,} of them after HTTP 429"
+            retried = f"{count(self['retries'], 'call')} retried"
+            lines.append(retried + limited * bool(self["rate_limited"]))
         if pool is not None and pool.workers:
             shown = {"input": "waiting for input", "room": "waiting for room"}
             texts = {shown.get(name, name): f"{share:.0%}" for name, share in pool.shares.items()}

@@ -165,7 +165,8 @@ class WorkReport:
         seconds: The call's share of its worker's time, in seconds; see `SharedSeconds`.
         call_seconds: Seconds of these in the user's code.
         batches: Calls of the user's code.
-        retries: Calls of these that repeat one after a transient error.
+        retries: Calls that repeat one after a transient error; see `BatchOutcome`.
+        rate_limited: Of these, those after HTTP 429.
         fits: The batch size that the worker measured, or that fit into memory.
         faults: Error records of the first rows that failed; None without.
         part: The part that was written.
@@ -190,6 +191,7 @@ class WorkReport:
     call_seconds: float = 0.0
     batches: int = 0
     retries: int = 0
+    rate_limited: int = 0
     fits: int | None = None
     faults: pa.Table | None = None
     part: PartInfo | None = None

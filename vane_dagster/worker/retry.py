@@ -17,7 +17,13 @@ import pyarrow as pa
 from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import CostlyError, StageError, names
 from vane_dagster.providers.batch_api import Pending
-from vane_dagster.retries import SERVER_DIED, Policy, after_server_ended, seconds_before_alone
+from vane_dagster.retries import (
+    SERVER_DIED,
+    Policy,
+    after_server_ended,
+    http_status,
+    seconds_before_alone,
+)
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 from vane_dagster.worker.reports import WorkReport
@@ -61,7 +67,9 @@ class BatchOutcome:
     Attributes:
         tables: Output rows, in the batch's order.
         faults: Rows that failed.
-        retries: Calls that were repeated.
+        retries: Calls that were repeated; of code that reports its failed rows, such as prompts,
+            each of these.
+        rate_limited: Of these, those that an endpoint had answered with HTTP 429.
         fits: Rows of the largest batch that may fit into memory after one did not; None if all did.
         mixed: Whether some rows were retried alone, so other rows of the batch may precede them.
         wasted: Amounts spent on failed rows; see `CostlyError`.
@@ -72,6 +80,7 @@ class BatchOutcome:
     tables: list[pa.Table] = field(default_factory=list)
     faults: list[RowFault] = field(default_factory=list)
     retries: int = 0
+    rate_limited: int = 0
     fits: int | None = None
     mixed: bool = False
     wasted: Counter[str] = field(default_factory=Counter)
@@ -158,7 +167,7 @@ async def attempt(
         # An error of a client that lost its connection may be any; an answer was paid for.
         blamed = {i: e for i, e in errors.items() if not isinstance(e, CostlyError)}
         if server_ended is not None and blamed and await server_ended():
-            outcome.retries += 1
+            outcome.retries += len(blamed) if isinstance(answer, Partial) else 1
             again, crashed = _rows_at(rows, blamed), crashes + 1
             again_as = after_server_ended(crashed)
             if again_as == "together":
@@ -177,7 +186,9 @@ async def attempt(
             passing = {i: error for i, error in passing.items() if i not in blamed}
         if (delay := policy.delay(passing, attempts)) is not None:
             await wait(delay)
-            outcome.retries += 1
+            repeated = [*passing.values()] if isinstance(answer, Partial) else [answer]
+            outcome.retries += len(repeated)
+            outcome.rate_limited += sum(http_status(error) == 429 for error in repeated)
             waiting.insert(0, (_rows_at(rows, passing), attempts + 1, crashes))
             errors = {i: error for i, error in errors.items() if i not in passing}
         elif errors and not alone:

@@ -120,6 +120,7 @@ class UdfCaller:
             call_seconds=seconds,
             batches=run.calls,
             retries=sum(outcome.retries for outcome in outcomes),
+            rate_limited=sum(outcome.rate_limited for outcome in outcomes),
             fits=self.sizes.used(op.batch_size),
             cancelled=run.stopped,
         )

@@ -15,6 +15,7 @@ import vane_dagster as vd
 from support.data import same, write_source
 from support.in_process import committed, compute
 from support.plans import plan
+from support.prompts import Reversed, docs
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.accounting import PoolClock, count_error, fault_limit_error
 from vane_dagster.engine.check_runner import CheckRunner
@@ -22,7 +23,8 @@ from vane_dagster.engine.fragment_state import FragmentState, make_task_states
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.worker_group import WorkerQueue
 from vane_dagster.errors import UdfError
-from vane_dagster.events import PoolTime, StageStats
+from vane_dagster.events import Committed, PoolTime, Progress, StageStats
+from vane_dagster.retries import Backoff
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
 from vane_dagster.storage.store import Store
@@ -127,6 +129,37 @@ def test_rows_that_the_source_could_not_read_were_not_computed(tmp_path, store):
         (part,) = event.manifest.parts
         assert (part.rows_in, part.quarantined, part.unread) == (3, 1, 1), stage
         assert event.manifest.figures["rows_computed"] == event.stats.rows_in == 2, stage
+
+
+class RateLimit(Exception):
+    status_code = 429
+
+
+class Limited(Reversed):
+    """A provider that refuses each text once."""
+
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self.seen = set[str]()
+
+    async def submit(self, request: Any) -> Any:
+        text = request.messages[-1]["content"]
+        if text not in self.seen:
+            self.seen.add(text)
+            raise RateLimit
+        return await super().submit(request)
+
+
+def test_requests_after_a_rate_limit_are_counted_and_limit_the_pool(tmp_path, store, monkeypatch):
+    monkeypatch.setattr("vane_dagster.retries.CALLS", Backoff(0.0, 0.0))
+    pipeline = docs(tmp_path)
+    pipeline.prompt("asked", "{text}", provider=Limited, model="m")
+    events = compute(pipeline, store)
+    (stats,) = (each.stats for each in events if isinstance(each, Committed))
+    assert (stats.retries, stats.rate_limited) == (4, 4)
+    *_, last = (each for each in events if isinstance(each, Progress))
+    limits = {pool.stages: pool.limited_by for pool in last.pools}
+    assert limits == {(): "", ("asked",): "the endpoint's rate limit (HTTP 429)"}
 
 
 # The limit of a run

@@ -71,8 +71,8 @@ def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
     assert not found.option
 
 
-def test_limits_by_the_minute_are_not_raised_by_more_workers() -> None:
-    found = advised(pool("a", 1, 90, is_paced=True), pool("b", 1, 3))
-    assert "'a', whose 1 worker computed 100% of the time, within their limits" in str(found)
+def test_limits_of_an_endpoint_are_not_raised_by_more_workers() -> None:
+    found = advised(pool("a", 1, 90, limited_by="their limits"), pool("b", 1, 3))
+    assert "'a', whose 1 worker computed 100% of the time, limited by their lim" in str(found)
     assert found is not None
     assert not found.option

@@ -89,13 +89,14 @@ def test_durations_and_slow_rates():
 # The summary
 
 
+def parts(*quarantined):
+    made = [SimpleNamespace(quarantined=n) for n in quarantined]
+    return SimpleNamespace(parts=made, figures={})
+
+
 def test_the_summary_adds_up_what_was_done():
     clock = Clock()
     summary = RunSummary(clock=clock)
-
-    def parts(*quarantined):
-        made = [SimpleNamespace(quarantined=n) for n in quarantined]
-        return SimpleNamespace(parts=made, figures={})
 
     ready = ("embedding",), "Model", "w"
     clock.now = 14.0
@@ -137,6 +138,17 @@ def test_the_summary_adds_up_what_was_done():
     assert "(4,000 rows in 12 fragments), 1 failed; 900 rows" in summary.text()
     assert "bottleneck" not in summary.text()
     assert summary.figures()["advice"] is None
+
+
+def test_the_summary_counts_retries_and_those_after_a_rate_limit():
+    summary = RunSummary(clock=Clock())
+    for some in ({"retries": 29, "rate_limited": 20}, {"retries": 3, "rate_limited": 0}):
+        stats = StageStats(computed=1, rows_out=9, seconds=3.0, **some)
+        summary.take(Committed("asked", "a", None, parts(0), stats))
+    assert "; 32 calls retried, 20 of them after HTTP 429; " in summary.text()
+    summary = RunSummary(clock=Clock())
+    summary.take(Committed("asked", "a", None, parts(0), StageStats(retries=1)))
+    assert "; 1 call retried; " in summary.text()
 
 
 def test_the_summary_has_the_stages_in_the_order_of_the_plan():

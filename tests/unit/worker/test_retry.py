@@ -113,6 +113,20 @@ class Refused(CostlyError):
     used = MappingProxyType({"calls": 3})
 
 
+class Status(Exception):
+    def __init__(self, code: int) -> None:
+        self.status_code = code
+
+
+def test_retries_are_counted_by_row_where_rows_are_reported_and_by_call_otherwise():
+    errors = {0: Status(429), 1: Status(500), 2: Status(400)}
+    answers = iter([Partial(pa.table({"id": [3]}), errors), Status(429)])
+    given = [0, 1, 2, 3], Policy("quarantine", max_retries=2)
+    outcome, calls, _ = driven(*given, lambda batch: next(answers, batch))
+    assert calls == [[0, 1, 2, 3], [0, 1], [0, 1]]
+    assert (outcome.retries, outcome.rate_limited) == (3, 2)
+
+
 def test_errors_that_cost_something_are_added_up():
     errors = {1: Refused("no"), 2: ValueError("no")}
     policy = Policy("quarantine")
