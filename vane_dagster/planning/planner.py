@@ -112,13 +112,13 @@ class _Planner:
     run_id: str | None
     retry: bool
     expand: bool
-    keep: InitVar[bool]
+    keep: bool
     connect: InitVar[Connect]
 
-    def __post_init__(self, keep: bool, connect: Connect) -> None:
+    def __post_init__(self, connect: Connect) -> None:
         pipeline, store, selected = self.pipeline, self.store, self.selected
         self.location = f"pipeline {pipeline.name!r}"
-        if keep:
+        if self.keep:
             store.mark()
         # Before the definitions: an edit while these are computed then differs from what is here.
         self.files = {s: pipeline[s].spec.local_files() for s in selected}
@@ -126,7 +126,7 @@ class _Planner:
             self.components = {s: components(pipeline, pipeline[s].spec) for s in selected}
         self.definitions = {s: definition_digest(each) for s, each in self.components.items()}
         self.adopted = defaultdict[str, Adoptions](Adoptions)
-        self.rule = fragment_rule(pipeline, store, keep)
+        self.rule = fragment_rule(pipeline, store, self.keep)
         self.source = pipeline.source.bind(store).with_cluster(connect)
         self.source_definition = source_definition(self.source)
         ids = pipeline.id_rule.record if pipeline.id_rule else ""
@@ -307,7 +307,8 @@ class _Planner:
                 "the source with allow_empty=True"
             )
         schemas = self.pipeline._resolve_schemas(self.selected, known)
-        schemas |= self._published_schemas(key, stages, schemas)
+        published, refused = self._published_schemas(key, stages, schemas)
+        schemas |= published
         keys = {SOURCE: tuple(fragment.identity for fragment in fragments)}
         keys |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
         versions = {s: (plan.digest, plan.generation) for s, plan in stages.items()}
@@ -362,7 +363,9 @@ class _Planner:
                 row_floor=in_force.row_floor if in_force else 0,
                 **rows,
             )
-        return PartitionPlan(key, expanded, files, {}, fragments, inputs, input_names, schemas)
+        return PartitionPlan(
+            key, expanded, files, {}, fragments, inputs, input_names, schemas, refused=refused
+        )
 
     def _named(
         self,
@@ -466,14 +469,22 @@ class _Planner:
         key: str | None,
         stages: Mapping[str, StagePlan],
         schemas: Mapping[str, pa.Schema],
-    ) -> dict[str, pa.Schema]:
-        """Return the schemas in which `write` stages store rows, verified against their targets."""
-        stored = {}
+    ) -> tuple[dict[str, pa.Schema], dict[str, str]]:
+        """Return the schemas in which `write` stages store rows, verified against their targets.
+
+        If no run follows the plan, also why targets refuse rows, by stage: the rest is still true.
+        """
+        stored, refused = dict[str, pa.Schema](), dict[str, str]()
         for stage, plan in stages.items():
             if publisher := self.pipeline[stage].spec.publisher(key):
                 location = f"stage '{self.pipeline.name}/{stage}'"
-                stored[stage] = publisher.stored(schemas[stage], location)
-                if plan.done is None and (stage, stored[stage]) not in self._fitting:
-                    publisher.check(stored[stage], location)
-                    self._fitting.append((stage, stored[stage]))
-        return stored
+                try:
+                    stored[stage] = publisher.stored(schemas[stage], location)
+                    if plan.done is None and (stage, stored[stage]) not in self._fitting:
+                        publisher.check(stored[stage], location)
+                        self._fitting.append((stage, stored[stage]))
+                except VaneError as error:
+                    if self.keep:
+                        raise
+                    refused[stage] = str(error)
+        return stored, refused

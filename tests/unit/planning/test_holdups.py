@@ -123,6 +123,32 @@ def test_a_sample_that_fails_is_said(tmp_path, store):
         numbers(tmp_path).plan("a", store=store, sample=0)
 
 
+@pytest.mark.parametrize("added", [{"language": "'en'"}, {"big": "y::UBIGINT"}])
+def test_a_target_that_refuses_the_rows_holds_up_a_plan_that_is_shown(tmp_path, store, added):
+    def published(columns: dict[str, str]) -> vd.Pipeline:
+        made = numbers(tmp_path)
+        shown = made["last"].project("shown", {"y": "y", **columns})
+        shown.write("out", str(tmp_path / "out"), format="delta")
+        return made
+
+    given: dict[str, Any] = {"store": store, "compute": InProcessCompute()}
+    published({}).run("a", **given)
+    edited, (column,) = published(added), added
+    for select, stages in ((None, 5), ("slow+", 4)):
+        found = edited.plan("a", store=store, select=select)
+        assert len(found.stages) == stages
+        assert [each.fragments for each in found.stages][-3:] == [0, 1, 1]
+        assert (found.stages[-2].rows, found.unplanned) == (100, {})
+        (text,) = found.holdups
+        assert f"stage 'numbers/out': column '{column}' is " in text
+    assert [each.sampled for each in edited.plan("b", sample=7, **given).stages][-2:] == [7, 0]
+    assert edited.plan(store=store).holdups[0].startswith("2 partitions (a, b), the first: stage")
+    before = files(tmp_path)
+    with pytest.raises(VaneError, match=f"'numbers/out': column '{column}'"):
+        edited.run("b", **given)
+    assert files(tmp_path) == before
+
+
 def test_failed_blocking_checks_upstream_are_said(tmp_path, store):
     checks = [Below(50, blocking=True)]
     made = numbers(tmp_path, checks=checks)
