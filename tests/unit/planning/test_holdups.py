@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,24 @@ def test_a_sample_asks_nothing_twice(tmp_path, store, passing, reached, reuse):
     unreached = "because the store has nothing to measure by; no row of the sample reaches it"
     assert str(found).count(unreached) == (0 if reached else 2)
     assert (found.stages[2].cost is None) == (not reached)
+
+
+class SlowAtFirst(Slow):
+    calls = 0
+
+    def __call__(self, batch: Any) -> Any:
+        self.calls += 1
+        time.sleep(0.5 if self.calls == 1 else 0)
+        return super().__call__(batch)
+
+
+@pytest.mark.parametrize("reuse", ["rows", "fragments"])
+def test_the_first_call_which_is_slower_is_not_the_measure(tmp_path, store, reuse):
+    columns = {"columns": ["x"]} if reuse == "rows" else {}
+    made = numbers(tmp_path, SlowAtFirst, "a", reuse=reuse, **columns)
+    found = made.plan(store=store, sample=5, compute=InProcessCompute()).stages[1]
+    assert found.sampled == 5
+    assert found.worker_seconds[1] < 10, "0.5 s for one of 100 rows"
 
 
 def test_a_sample_that_fails_is_said(tmp_path, store):
