@@ -200,6 +200,11 @@ class MapBatchesSpec(StageKind):
         obstacle = self._obstacle_to_row_reuse(pipeline)
         return replace(self, reuse=self.reuse._resolved(pipeline._location(self.name), obstacle))
 
+    def why_by_fragment(self, pipeline: Pipeline) -> str:
+        """See `StageKind`."""
+        is_open = self.reuse.mode == "fragments"
+        return (self._obstacle_to_row_reuse(pipeline) if is_open else None) or ""
+
     def _obstacle_to_row_reuse(self, pipeline: Pipeline) -> str | None:
         """Return why rows cannot be reused one by one, and the fix; None if they can."""
         id = pipeline._keys_of(self.upstream[0])[0].column

@@ -132,6 +132,10 @@ class StageKind(abc.ABC):
         """Map each of its list columns to the stages with quarantined rows that would add to it."""
         return {}
 
+    def why_by_fragment(self, pipeline: Pipeline) -> str:
+        """Return why rows are not reused one by one, and the fix; empty for nothing to fix."""
+        return ""
+
     # Columns.
 
     @abc.abstractmethod

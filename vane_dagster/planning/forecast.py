@@ -80,6 +80,8 @@ class StageForecast:
         before_edit: Whether the stored rows that are the measure are from before an edit.
         adopted: The adoptions by which stored results stay in force, each in a line, the latest
             last.
+        by_fragment: Why a changed row costs its whole fragment; empty if it does not, or if the
+            fragment is computed because of an edit.
         edits: What was edited since the stored results were made, as lines of a unified diff; empty
             if that is not known.
     """
@@ -106,6 +108,7 @@ class StageForecast:
     is_unreached: bool = False
     before_edit: bool = False
     adopted: Sequence[str] = ()
+    by_fragment: str = ""
     edits: Sequence[str] = ()
 
     def lines(self) -> Iterator[str]:
@@ -129,6 +132,8 @@ class StageForecast:
         yield f"{todo:,} of {count(self.partitions, 'partition')}: {rows}{copied}{stored}"
         yield from adopted
         yield f"because: {describe(self.due, self.partitions)}"
+        if self.by_fragment:
+            yield f"by whole fragments: {self.by_fragment}"
         if self.fragments:
             yield f"cost: {', '.join(self._costs())}"
         yield from self.edits[:_MAX_LINES]
@@ -419,7 +424,8 @@ class _Forecaster:
             for key, partition in self._partitions.items()
             for index in partition.stages[stage].missing
         ]
-        repeated = self._counted.repeated.get(stage, 0)
+        repeated, edits = self._counted.repeated.get(stage, 0), self._edits(stage) if due else ()
+        spec, again = self._pipeline[stage].spec, any(p.former for p in plans if p.done is None)
         known: list[Known] = ["at_most" if repeated else "exact", *(each.known for each in counts)]
         estimate = StageForecast(
             stage=stage,
@@ -432,13 +438,13 @@ class _Forecaster:
             due={key: dict(each) for key, each in due.items()},
             copied=sum(each.copied for each in counts),
             may_be_copied=repeated + sum(each.may_be_copied for each in counts),
-            is_sampled_on_request=not self._pipeline[stage].spec.publishes,
+            is_sampled_on_request=not spec.publishes,
             adopted=[each.summary for each in self._plan.adopted.get(stage, ())],
-            edits=self._edits(stage) if due else (),
+            by_fragment=spec.why_by_fragment(self._pipeline) if again and not edits else "",
+            edits=edits,
         )
         if not counts:
             return estimate
-        spec = self._pipeline[stage].spec
         least = max(0.0, sum(each.computed for each in counts) - repeated)
         expected = sum(each.expected for each in counts)
         estimate = self._history(stage).priced(estimate, spec, least, expected)

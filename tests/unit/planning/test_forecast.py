@@ -453,3 +453,19 @@ def test_stages_below_a_schema_that_no_run_has_inferred_are_not_planned(stored):
     reason = "the first run infers the schema of 'model', so later stages are not known"
     assert found.unknown == {"model": reason, "last": reason}
     assert not found.is_up_to_date
+
+
+def test_a_plan_says_why_a_changed_row_costs_its_fragment(stored):
+    for key in ("a", "b"):
+        stored.write(key, 1, 3)
+    compute(stored.adding(), stored.store, ["a"])
+    stored.write("a", 1, 3, 5)
+
+    def why(*partitions: str, number: int = 1, **options: Any) -> str:
+        planned = stored.plan(stored.adding(number, **options), *partitions)
+        return next(each.by_fragment for each in planned.stages if each.stage == "added")
+
+    reason = "a row is found by the columns that the code reads; name them in columns="
+    assert why("a") == reason
+    assert f"  by whole fragments: {reason}\n" in f"{stored.plan(stored.adding(), 'a')}"
+    assert (why("b"), why("a", number=2), why("a", columns=["x"])) == ("", "", "")
