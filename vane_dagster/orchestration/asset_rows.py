@@ -34,12 +34,9 @@ def load_rows(store: FragmentStore, context: dg.InputContext) -> Any:
             f"{known_forms()}, or no annotation for a pyarrow.Table"
         )
     asked: Mapping[str, Any] = context.definition_metadata or {}
-    rows = read(
-        store.open(),
-        context.asset_key.path,
-        _partitions(context) if context.has_asset_partitions else None,
-        bool(asked.get("allow_missing_partitions", False)),
-    )
+    keys, allow_missing = _input_partitions(context)
+    allow_missing |= bool(asked.get("allow_missing_partitions", False))
+    rows = read(store.open(), context.asset_key.path, keys, allow_missing)
     return loaded(connected(rows.select(asked.get("columns")), form), form)
 
 
@@ -60,6 +57,24 @@ def keep_rows(store: FragmentStore, context: dg.OutputContext, obj: Any) -> None
     if not step.has_data_version(context.asset_key):
         version = content_digest([part for manifest in manifests for part in manifest.parts])
         step.set_data_version(context.asset_key, dg.DataVersion(version))
+
+
+def _input_partitions(context: dg.InputContext) -> tuple[Sequence[str | None] | None, bool]:
+    """Return the partitions of an input, and whether those that are missing are left out.
+
+    Dagster maps a check without partitions to all partitions of the asset. In a run of partitions
+    it gets those of the run, in any other run those that there are.
+    """
+    if not context.has_asset_partitions:
+        return None, False
+    keys, step = _partitions(context), context.step_context
+    if step.assets_def is None or step.assets_def.keys or step.assets_def.partitions_def:
+        return keys, False
+    if step.has_partitions and {*(edges := step.partition_key_range)} <= {*keys}:
+        with dg.partition_loading_context(dynamic_partitions_store=step.instance):
+            of_run = {*context.asset_partitions_def.get_partition_keys_in_range(edges)}
+        return [key for key in keys if key in of_run], False
+    return keys, True
 
 
 def _partitions(context: dg.InputContext | dg.OutputContext) -> Sequence[str | None]:

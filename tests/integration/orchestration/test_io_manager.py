@@ -204,3 +204,48 @@ def test_ordinary_assets_keep_what_they_return(store):
     events = [event.materialization for event in result.get_asset_materialization_events()]
     assert {event.partition for event in events} == set(KEYS)
     assert events[0].metadata["rows"].value == 6
+
+
+DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-05")
+GRID = dg.MultiPartitionsDefinition({"day": DAYS, "region": dg.StaticPartitionsDefinition(["eu"])})
+KEYS_OF_DAYS = DAYS.get_partition_keys()
+
+
+@pytest.mark.parametrize(
+    ("partitions_def", "keys"),
+    [
+        (DAYS, KEYS_OF_DAYS),
+        (dg.DynamicPartitionsDefinition(name="customers"), ["z", "y", "x", "w"]),
+        (GRID, [dg.MultiPartitionKey({"day": day, "region": "eu"}) for day in KEYS_OF_DAYS]),
+    ],
+    ids=["days", "dynamic", "dimensions"],
+)
+def test_checks_without_partitions_get_those_of_the_run(partitions_def, keys, store):
+    given = {"key": "parts", "partitions_def": partitions_def, "backfill_policy": SINGLE_RUN}
+    ids = {str(key): pa.table({"id": [number]}) for number, key in enumerate(keys)}
+    parts = ordinary(lambda run: {key: ids[key] for key in run.partition_keys}, **given)
+    taken: list[list[int]] = []
+
+    @dg.asset_check(asset=parts)
+    def many(parts: pa.Table) -> dg.AssetCheckResult:
+        taken.append(parts["id"].to_pylist())
+        return dg.AssetCheckResult(passed=True)
+
+    only = dg.AssetSelection.checks(many)
+    both = dg.AssetSelection.assets(parts) | only
+
+    def run(selection: dg.AssetSelection, *edges: str, **given: Any) -> list[int]:
+        names = ("dagster/asset_partition_range_start", "dagster/asset_partition_range_end")
+        given |= {"resources": {"store": store, "io_manager": store}, "instance": instance}
+        given |= {"tags": {name: str(key) for name, key in zip(names, edges)}}
+        assert dg.materialize([parts, many], selection=selection, **given).success
+        return taken[-1]
+
+    with dg.DagsterInstance.ephemeral() as instance:
+        instance.add_dynamic_partitions("customers", keys)
+        assert run(both, partition_key=keys[0]) == [0]
+        assert run(both, keys[1], keys[2]) == [1, 2]
+        assert run(only) == [0, 1, 2], "outside of a run of partitions, those that there are"
+        assert run(only, keys[2], keys[2]) == [2]
+        with pytest.raises(vd.errors.StoreError, match="was never materialized"):
+            run(only, keys[2], keys[3])
