@@ -388,6 +388,8 @@ class WaveScheduler:
             self._state.emit(Noticed(f"{fault.message}. Rows that it has are computed again"))
             run.unreadable.add(fault.part)
             self._start_over(run)
+        elif fault.of_stage:
+            self._give_up([task.stage], fault.error())
         else:
             self._fail(run.partition, task.stage, fault.error())
 
@@ -415,7 +417,7 @@ class WaveScheduler:
                 self._state.fail(index, stage, error)
 
     def _give_up(self, stages: Sequence[str], error: VaneError) -> None:
-        """Fail stages in every partition that needs them, because their pool cannot start."""
+        """Fail stages in every partition that needs them: a pool cannot start, or is refused."""
         for stage in stages:
             for index, partition in enumerate(self._state.plan.partitions):
                 if len(self._state.parts[index, stage]) < len(partition.fragments):

@@ -152,6 +152,10 @@ class Embedder(Protocol):
         """
 
 
+class EndpointRefused(StageError):
+    """An endpoint that refuses all requests, whatever their partition: the key or the model."""
+
+
 class SamplingRefused(StageError):
     """Sampling parameters that a provider rejects; a row error if the row sets its own."""
 

@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from vane_dagster._arguments import number, positive
 from vane_dagster._secrets import keep_variables
-from vane_dagster.errors import ComputeError, StageError, described
-from vane_dagster.providers.base import Media, Message, Request, SamplingRefused
+from vane_dagster.errors import ComputeError, described
+from vane_dagster.providers.base import EndpointRefused, Media, Message, Request, SamplingRefused
 from vane_dagster.providers.batch_api import BatchApi
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.registry import needs
@@ -161,7 +161,7 @@ class HttpProvider:
         """
         url, key, headers = self._base_url, "", None
         if endpoint is None:
-            key = _key_of(self._key_env, StageError, "in the worker")
+            key = _key_of(self._key_env, EndpointRefused, "in the worker")
         else:
             url, key = endpoint.url + self.SERVER_PATH, endpoint.api_key or "none"
             # Servers expect a bearer token, whatever header the library sends the key in.
@@ -225,7 +225,7 @@ class HttpProvider:
             raise self._malformed(getattr(error, "doc", error)) from error
         except self._api.APIStatusError as error:
             if is_refusal(error.status_code):
-                raise StageError(self._refusal(error)) from error
+                raise EndpointRefused(self._refusal(error)) from error
             raise
 
     @contextmanager

@@ -24,11 +24,13 @@ from vane_dagster.errors import (
     DamagedPartError,
     IntegrityError,
     ModelLoadError,
+    StageError,
     VaneError,
     described,
 )
 from vane_dagster.pipeline.lazy_instances import construct
 from vane_dagster.pipeline.options import WorkerLifecycle
+from vane_dagster.providers.base import EndpointRefused
 from vane_dagster.servers.directory import SERVER_MOVED, directory
 from vane_dagster.servers.launch import own_node_id
 from vane_dagster.servers.process import ServerProcess
@@ -388,9 +390,12 @@ def work_fault(work: Work, error: BaseException) -> Fault:
     where, kind = work.location, "UdfError" if _calls_model(work) else "ComputeError"
     if isinstance(error, BatchError):
         kind = "FailedRowsError" if error.reason else kind
-        where, error = f"{where}: {error}", error.cause
+        of_rows = not isinstance(error.cause, StageError)
+        where, error = f"{where}: {error}" if of_rows else where, error.cause
     if isinstance(error, DamagedPartError):
         return Fault("DamagedPartError", str(error), part=error.part)
     if isinstance(error, VaneError):
         return Fault(type(error).__name__, str(error))
-    return Fault(kind, f"{where}: {described(error)}", user_frames(error))
+    said = (isinstance(error, StageError) and str(error).strip()) or described(error)
+    of_stage = isinstance(error, EndpointRefused)
+    return Fault(kind, f"{where}: {said}", user_frames(error), of_stage=of_stage)

@@ -76,12 +76,14 @@ class Fault:
         message: The error message.
         traceback: The traceback, from the user's first frame on if there is one.
         part: Name of the damaged part, if a part in the store is damaged.
+        of_stage: Whether the stage has it in every partition.
     """
 
     kind: str
     message: str
     traceback: str = ""
     part: str = ""
+    of_stage: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", masked(self.message))

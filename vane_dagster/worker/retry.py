@@ -156,9 +156,9 @@ async def attempt(
         else:
             outcome.tables.append(answer)
             continue
-        for place, error in errors.items():
+        for error in errors.values():
             if isinstance(error, StageError):
-                raise BatchError(rows.slice(place, 1) if alone else rows, id, error)
+                raise BatchError(rows, id, error)
             if isinstance(error, Pending):
                 outcome.pending += 1
                 outcome.requests |= error.requests

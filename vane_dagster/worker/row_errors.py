@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from vane_dagster._secrets import masked
 from vane_dagster._user_errors import clean
-from vane_dagster.errors import UdfError, described
+from vane_dagster.errors import StageError, UdfError, described
 from vane_dagster.retries import TIMED_OUT
 from vane_dagster.storage.quarantine import PARENTS, TRANSIENT, fault_schema
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
@@ -130,7 +130,8 @@ def user_frames(error: BaseException) -> str:
     with contextlib.suppress(BaseException):  # raised by a loader or a file name of the user's code
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [frame for frame in frames if not frame.filename.startswith(own)]
-        # A result is refused by this package: its frames say nothing.
-        shown = theirs or ([] if isinstance(error, UdfError) else frames)
+        # A result is refused by this package, or an endpoint refuses all: its frames say nothing.
+        shown = theirs or ([] if isinstance(error, (UdfError, StageError)) else frames)
         text = "".join(traceback.format_list(shown))
-    return _UNPACKED.sub('File "', masked(clean(f"Traceback (most recent call last):\n{text}")))
+    header = "Traceback (most recent call last):\n" if text else ""
+    return _UNPACKED.sub('File "', masked(clean(header + text)))

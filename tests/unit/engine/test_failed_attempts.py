@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -20,6 +21,7 @@ from support.data import write_source
 from support.in_process import InProcess, executed
 from vane_dagster.cli.main import main
 from vane_dagster.events import Failed
+from vane_dagster.providers.base import EndpointRefused
 from vane_dagster.storage.gc import GcPolicy, collect
 
 DAY = 24 * 3600
@@ -299,3 +301,32 @@ def test_a_retry_computes_rows_that_failed_in_a_run_without_a_commit(tmp_path, s
     assert (first, last) == ("tuesday", "tuesday")
     assert "monday" in between, "what did not fail is kept"
     assert vd.load("docs/loud", store=store.root.path).num_rows == 11
+
+
+def refused(n: int) -> int:
+    with open(os.environ["ASKED"], "a") as file:
+        print(n, file=file)
+    if n == 0:
+        raise (EndpointRefused if os.environ["DOWN"] else vd.errors.StageError)("wrong key")
+    return n
+
+
+@pytest.mark.parametrize(("down", "failed"), [("", ["a"]), ("1", ["a", "b", "c"])])
+def test_an_endpoint_that_refuses_all_ends_the_stage_in_all_partitions(
+    down, failed, tmp_path, store, monkeypatch
+):
+    monkeypatch.setenv("DOWN", down)
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    (tmp_path / "asked").write_text("")
+    days = ["a", "b", "c"]
+    source = vd.table({"id": [*range(6)], "day": sorted(days * 2)}, partition_column="day")
+    keys = dg.StaticPartitionsDefinition(days)
+    docs = vd.Pipeline("docs", source=source, id="id", partitions_def=keys, fragment_rows=2)
+    docs.map("answer", refused, columns={"n": "id"}, on_error="quarantine", concurrency=1)
+    events = executed(docs, store, days, InProcess())
+    errors = [each for each in events if isinstance(each, Failed)]
+    assert [each.partition for each in errors] == failed
+    assert {str(each.error).partition(")")[2].split("\n\n")[0] for each in errors} == {
+        ": wrong key"
+    }
+    assert len((tmp_path / "asked").read_text().split()) == (1 if down else 5)

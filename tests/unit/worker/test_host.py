@@ -13,7 +13,10 @@ import pytest
 
 from support.udf_calls import IDS, call, row_stage, run_stage
 from vane_dagster.compute.api import forwarded
+from vane_dagster.errors import StageError
+from vane_dagster.errors import __file__ as errors_file
 from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.providers.base import EndpointRefused
 from vane_dagster.servers.launch import Endpoint
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import PartTarget
@@ -72,6 +75,26 @@ def test_a_task_with_rows_before_its_error_is_no_sign_of_a_dead_model(host, bad,
     _, report = host.run(WORK, ROWS)
     assert "refused" in report.fault.message
     assert report.all_rows_failed == all_failed
+
+
+def refusing(error: type[StageError], owner: str) -> Any:
+    """A function that raises in this file, or in one of the package."""
+    code = compile("def refuse(batch):\n    raise error('wrong key')", owner, "exec")
+    exec(code, names := {"error": error})
+    return names["refuse"]
+
+
+@pytest.mark.parametrize("error", [StageError, EndpointRefused])
+def test_the_error_of_a_stage_has_no_ids_and_no_frames_of_the_package(host, error):
+    host.hold(ModelSpec("refuse", False, "", b""), refusing(error, errors_file))
+    _, report = host.run(WORK, ROWS)
+    assert str(report.fault.error()) == "stage 'docs/m', fragment 0: wrong key"
+    assert report.fault.of_stage == (error is EndpointRefused)
+
+    host.hold(ModelSpec("refuse", False, "", b""), refusing(error, "theirs.py"))
+    _, report = host.run(WORK, ROWS)
+    assert str(report.fault.error()).startswith("stage 'docs/m', fragment 0: wrong key\n\nTrace")
+    assert report.fault.traceback.count("File") == report.fault.traceback.count("theirs.py") == 1
 
 
 def test_a_model_whose_server_is_gone_when_it_is_constructed_is_tried_again(monkeypatch):
