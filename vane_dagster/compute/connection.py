@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 ANSWER_SECONDS = 10.0
+_ADVICE = (
+    "Check the address, that the cluster runs, and RAY_AUTH_MODE and its token where it asks for it"
+)
 
 
 def connect_environment(head: Head) -> dict[str, str]:
@@ -46,10 +49,11 @@ def connect(head: Head) -> None:
         # Ray reads these once, at import or first use, possibly before this call.
         constants.ENABLE_RAY_CLUSTER = False
         raylet.AuthenticationTokenLoader.instance().reset_cache()
-    connect_address(head.address, {})
+    stop = f"`vane-dagster cluster stop --address {head.address}`"
+    connect_address(head.address, {}, f"If it hangs, stop it with {stop}; the next run starts one")
 
 
-def connect_address(address: str | None, options: Mapping[str, Any]) -> None:
+def connect_address(address: str | None, options: Mapping[str, Any], advice: str = _ADVICE) -> None:
     """Connect this process to a Ray cluster, unless it is already connected to it."""
     import ray
 
@@ -66,11 +70,8 @@ def connect_address(address: str | None, options: Mapping[str, Any]) -> None:
             ray.init(address=address, **{**defaults, "log_to_driver": False, **job, **options})
     except (OSError, RuntimeError, ValueError) as error:
         raise ComputeError(
-            f"the Ray cluster at {address!r} cannot be reached: {error}. Check the address, that "
-            "the cluster runs, and RAY_AUTH_MODE and its token where it asks for one. Stop a local "
-            f"head that hangs with `vane-dagster cluster stop --address {address}`; the next run "
-            "starts another"
-        ) from error
+            f"the Ray cluster at {address!r} cannot be reached: {error}. {advice}"
+        ) from None
 
 
 def named_address(address: str | None) -> str | None:

@@ -13,8 +13,8 @@ import ray
 import vane_dagster as vd
 from support.heads import free_port
 from vane_dagster.compute import connection
-from vane_dagster.compute.connection import connect_address
-from vane_dagster.compute.local_head import LocalHead
+from vane_dagster.compute.connection import connect, connect_address
+from vane_dagster.compute.local_head import Head, LocalHead
 from vane_dagster.compute.ray_backend import RayBackend
 from vane_dagster.errors import ComputeError
 
@@ -30,7 +30,12 @@ def test_an_address_where_nothing_answers_is_an_error(monkeypatch):
                 connect_address(address, {})
             expected = f"at '{address}' cannot be reached: no response within 0.02 s. Check the ad"
             assert expected in str(caught.value)
-            assert f"`vane-dagster cluster stop --address {address}`" in str(caught.value)
+            assert "cluster stop" not in str(caught.value), "it may be no head of ours"
+            assert caught.value.__suppress_context__
+        monkeypatch.setattr(connection, "connect_environment", lambda head: {})
+        with pytest.raises(ComputeError) as caught:
+            connect(Head(place, 1, "", "", 0.0, "", (), "default"))
+        assert f"`vane-dagster cluster stop --address {place}`" in str(caught.value)
     address = f"127.0.0.1:{free_port()}"
     with pytest.raises(ComputeError, match=f"the Ray cluster at '{address}' cannot be reached"):
         connect_address(address, {})
