@@ -30,7 +30,7 @@ from vane_dagster.storage.manifest import PartInfo, PartProvenance
 from vane_dagster.storage.store import Store
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.protocol import SourceRows, TableRows, Work
-from vane_dagster.worker.reports import LoadReport, Tally, WorkReport
+from vane_dagster.worker.reports import LoadReport, Tally, WorkerStatus, WorkReport
 
 _CPUS_A_NODE = 10
 _IO_SECONDS = 0.02
@@ -179,6 +179,9 @@ class SleepingWorkers:
     def load(self, worker: Worker, endpoints: Any) -> int:
         return self._call(worker, 0.0, LoadReport(False, 0.0, 1, "cpu", "node"))
 
+    def status(self, worker: Worker) -> int:
+        return self._call(worker, 0.0, WorkerStatus())
+
     def run(self, worker: Worker, work: Work, tables: Sequence[Any]) -> int:
         self.calls += 1
         given, rows = work.inputs[0], 0
@@ -205,7 +208,7 @@ class SleepingWorkers:
             sample=({"id": str(start)},),
         )  # fmt: skip
 
-    def _call(self, worker: Worker, seconds: float, report: WorkReport | LoadReport) -> int:
+    def _call(self, worker: Worker, seconds: float, report: Any) -> int:
         begin = max(self._clock(), self._free_at.get(worker, 0.0))
         self._free_at[worker] = end = begin + seconds
         if isinstance(report, WorkReport) and worker.pool != IO_WORKERS:

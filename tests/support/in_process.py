@@ -27,7 +27,7 @@ from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.protocol import Work
-from vane_dagster.worker.reports import Output
+from vane_dagster.worker.reports import Output, WorkerStatus
 
 
 class InProcess:
@@ -88,6 +88,9 @@ class InProcess:
                 return CallResult(ticket, _silent(host.load(call)))
 
         return self._call(answer)
+
+    def status(self, worker: Worker) -> int:
+        return self._call(lambda ticket: CallResult(ticket, WorkerStatus()))
 
     def run(self, worker: Worker, work: Work, tables: Sequence[pa.Table]) -> int:
         def answer(ticket: int) -> CallResult:

@@ -210,7 +210,8 @@ class Host:
         """Return what the worker is doing. Called from other threads."""
         status_here, server = self.startup.status(), self.server
         if server is None:
-            return status_here
+            retrying = self._caller.retrying() if self._caller else ""
+            return replace(status_here, retrying=masked(retrying))
         status = server.status()
         if status.endpoint is not None:
             endpoint = replace(status.endpoint, node_id=own_node_id())

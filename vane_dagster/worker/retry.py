@@ -113,7 +113,7 @@ async def attempt(
     id: str,
     max_faults: int,
     call: Callable[[pa.Table, bool], Awaitable[Answer]],
-    wait: Callable[[float], Awaitable[None]],
+    wait: Callable[[float, Sequence[BaseException]], Awaitable[None]],
     server_ended: Callable[[], Awaitable[bool]] | None = None,
 ) -> BatchOutcome:
     """Compute a batch.
@@ -127,7 +127,7 @@ async def attempt(
         id: The column of ids.
         max_faults: Rows that may fail before the whole call does.
         call: Calls the user's code with rows, alone in the worker or not.
-        wait: Waits some seconds.
+        wait: Waits some seconds, because of the errors of rows that are called again.
         server_ended: Waits until the servers that the code calls can be used, and returns whether
             one was not since the last call began; None if it calls none.
     """
@@ -137,7 +137,7 @@ async def attempt(
     while waiting:
         rows, attempts, crashes = waiting.pop(0)
         if seconds := seconds_before_alone(crashes, longest):
-            await wait(seconds)
+            await wait(seconds, ())
         began = time.monotonic()
         answer = await call(rows, after_server_ended(crashes) == "alone")
         longest = max(longest, time.monotonic() - began)
@@ -185,7 +185,7 @@ async def attempt(
             errors = {i: error for i, error in errors.items() if i not in blamed}
             passing = {i: error for i, error in passing.items() if i not in blamed}
         if (delay := policy.delay(passing, attempts)) is not None:
-            await wait(delay)
+            await wait(delay, [*passing.values()])
             repeated = [*passing.values()] if isinstance(answer, Partial) else [answer]
             outcome.retries += len(repeated)
             outcome.rate_limited += sum(http_status(error) == 429 for error in repeated)

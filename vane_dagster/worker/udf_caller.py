@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments
 from vane_dagster._user_errors import contained, hinted, is_shutdown
-from vane_dagster.errors import RowErrors, UdfError, names
+from vane_dagster.errors import RowErrors, UdfError, described, names
 from vane_dagster.pipeline.contracts import CALL
 from vane_dagster.providers.usage import spent_on
 from vane_dagster.servers.directory import SERVER_MOVED, directory
@@ -49,6 +50,8 @@ from vane_dagster.worker.watchdog import deadline
 T = TypeVar("T")
 _REVOKED_SECONDS = 0.5
 _SERVER_POLL_SECONDS = 0.5
+_MAX_SHOWN = 300
+_numbers = itertools.count()
 
 
 class UdfCaller:
@@ -57,6 +60,7 @@ class UdfCaller:
     Attributes:
         sizes: The batch sizes that the worker has learned.
         health: The health check of the model.
+        retried: The latest errors of the rows of each batch that are called again.
     """
 
     def __init__(self, model: ModelSpec, target: Callable[..., Any]) -> None:
@@ -67,6 +71,7 @@ class UdfCaller:
         self._events = EventLoop()
         self._rooms: dict[int, asyncio.Semaphore] = {}
         self._alone: dict[int, asyncio.Lock] = {}
+        self.retried: dict[int, Sequence[BaseException]] = {}
         self.health = Health(target, self._events)
 
     def call(
@@ -125,6 +130,14 @@ class UdfCaller:
             cancelled=run.stopped,
         )
         return replace(computed, report=report)
+
+    def retrying(self) -> str:
+        """Describe the rows that are called again; empty if there are none. For any thread."""
+        if not (errors := [*self.retried.values()]):
+            return ""
+        rows, last = sum(map(len, errors)), described(errors[-1][-1])
+        are = "row is" if rows == 1 else "rows are"
+        return f"{rows:,} {are} called again after errors, the last: {last[:_MAX_SHOWN]}"
 
     def room(self, size: int) -> asyncio.Semaphore:
         """Return the semaphore that bounds a stage's calls in flight, over all slices."""
@@ -211,11 +224,19 @@ class _TableCalls:
         async def server_ended() -> bool:
             return await self._beside(self._await_servers, began)
 
-        given = (batch, op.policy, op.ids[0], op.max_faults, call, self._wait)
+        async def wait(seconds: float, errors: Sequence[BaseException]) -> None:
+            if errors:
+                self.caller.retried[batch_number] = errors
+            await self._wait(seconds)
+
+        batch_number = next(_numbers)
+        given = (batch, op.policy, op.ids[0], op.max_faults, call, wait)
         try:
             return await attempt(*given, server_ended if op.servers else None)
         except Revoked:
             return None
+        finally:
+            self.caller.retried.pop(batch_number, None)
 
     async def _beside(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function of this package without blocking the event loop."""

@@ -71,6 +71,30 @@ def test_a_spent_worker_is_replaced_after_its_last_answer():
     assert len(group.lease.ended_at_once) == 1
 
 
+def test_a_pool_whose_rows_are_called_again_is_reported_every_half_minute():
+    now = 0.0
+    pools = {"label": PoolSpec("m", "Model", (1, 2))}
+    group = Leased(FIRST, SECOND, Worker("m-3", "m"), pools=pools, more=(lambda: now,))
+    for worker in (FIRST, SECOND, Worker("m-3", "m")):
+        group.answer(worker)
+    for worker in (FIRST, SECOND):
+        group.group.worker_queues["m"].begin(worker, 10)
+    for now in (29.0, 30.0, 61.0):
+        group.group.check_starts()
+        asked = {w: group.lease.calls.pop(("status", w)) for _, w in [*group.lease.calls]}
+        assert asked.keys() == (set() if now == 29.0 else {FIRST, SECOND}), "not the idle one"
+        for ticket in asked.values():
+            group.group.handle_done(CallResult(ticket, WorkerStatus(retrying="9 rows are called")))
+    assert group.notices == ["label: 9 rows are called (worker m-1)"] * 2
+
+    now = 92.0
+    group.group.check_starts()
+    for ticket in list(group.lease.calls.values()):
+        group.group.handle_done(CallResult(ticket, None, lost="it died"))
+    assert len(group.notices) == 2
+    assert group.lease.replaced == [], "its calls tell"
+
+
 def test_a_worker_on_a_draining_node_works_until_another_is_ready_and_ends_after_its_last_call():
     group = leased(FIRST)
     group.answer(FIRST)

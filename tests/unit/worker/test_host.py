@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from vane_dagster.errors import StageError
 from vane_dagster.errors import __file__ as errors_file
 from vane_dagster.pipeline.contracts import BatchCall
 from vane_dagster.providers.base import EndpointRefused
+from vane_dagster.retries import Backoff
 from vane_dagster.servers.launch import Endpoint
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import PartTarget
@@ -133,6 +136,27 @@ def test_a_variable_that_the_driver_lacks_and_that_counts_is_unset_in_the_worker
 
     assert "VT_ONE" not in os.environ
     assert os.environ["VT_TWO"] == "2"
+
+
+def test_a_worker_says_what_it_waits_to_repeat(host, monkeypatch):
+    monkeypatch.setattr("vane_dagster.retries.CALLS", Backoff(60.0, 60.0))
+    asked = threading.Event()
+
+    def overloaded(batch):
+        threading.Timer(0.05, asked.set).start()
+        raise ConnectionError("503, overloaded")
+
+    host.hold(ModelSpec("overloaded", False, "", b""), overloaded)
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(host.run, WORK, ROWS)
+        assert asked.wait(10)
+        expected = (
+            "5 rows are called again after errors, the last: ConnectionError: 503, overloaded"
+        )
+        assert host.status().retrying == expected
+        host.revoke("lease")
+        assert running.result(10)[1].cancelled
+    assert host.status().retrying == ""
 
 
 class EngineDeadError(RuntimeError):

@@ -59,7 +59,7 @@ def driven(ids, policy, answer, most=10**6):
         except Exception as error:
             return error
 
-    async def wait(seconds):
+    async def wait(seconds, errors):
         waits.append(seconds)
 
     table = pa.table({"id": pa.array(ids, pa.int64())})
@@ -202,7 +202,7 @@ class Served:
         async def call(batch: pa.Table, alone: bool) -> Any:
             return self.answer(batch, alone)
 
-        async def wait(seconds: float) -> None:
+        async def wait(seconds: float, errors: Any) -> None:
             pass
 
         async def server_ended() -> bool:
