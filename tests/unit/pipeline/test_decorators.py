@@ -9,9 +9,11 @@ import importlib
 import inspect
 import pickle
 import sys
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import dagster as dg
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
@@ -383,6 +385,18 @@ def test_what_a_stage_refuses_is_named(name: str) -> None:
     make, message = REFUSED[name]
     with pytest.raises((DefinitionError, SchemaError, AttributeError), match=f"(?s){message}"):
         make()
+
+
+def test_a_worker_does_not_repeat_dagsters_notes_on_definitions(monkeypatch):
+    def raw() -> None: ...
+
+    monkeypatch.setenv("VANE_DAGSTER_WORKER", "")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        become_worker()
+        dg.asset(backfill_policy=dg.BackfillPolicy.single_run())(raw)
+        warnings.warn("theirs", stacklevel=1)
+    assert [str(each.message) for each in said] == ["theirs"]
 
 
 def test_a_worker_constructs_at_once_except_what_a_module_declares(tmp_path, monkeypatch):
