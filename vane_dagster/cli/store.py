@@ -23,8 +23,9 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def duration(text: str) -> float:
-    """Return the seconds of a number and its unit, such as "7d"."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    """Return the seconds of a number and its unit, such as "7d"; 0 needs none."""
+    given = "0s" if text.strip() == "0" else text.strip()
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", given)
     if match is None:
         raise click.BadParameter(
             f"{text!r} is not a duration; expected a number with s, m, h or d, such as 7d"

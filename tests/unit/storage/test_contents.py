@@ -51,7 +51,7 @@ def test_the_commands_print_tables_and_json(store):
     assert "DE / 3" in call("ls", "docs/some")
     lines = [json.loads(line) for line in call("ls", "docs/some", "--json").splitlines()]
     assert sorted(each["partition"] for each in lines) == ["DE / 3", "a"]
-    collected = call("gc", "--json", "--keep", "0s", "--dry-run").splitlines()
+    collected = call("gc", "--json", "--keep", "0", "--dry-run").splitlines()
     assert [json.loads(line)["stage"] for line in collected][:2] == ["docs/all", "docs/some"]
     wrong = CliRunner().invoke(main, ["store", "ls", store.root.url, "absent", "--json"])
     assert (wrong.exit_code, "no stage at 'absent'" in wrong.output) == (1, True)

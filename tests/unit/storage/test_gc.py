@@ -262,6 +262,7 @@ def test_the_target_is_kept_before_anything_is_staged(tmp_path, monkeypatch):
     ("arguments", "words"),
     [
         (["x", "--keep", "week"], "'week' is not a duration; expected a number with s, m, h or d"),
+        (["x", "--keep", "7"], "'7' is not a duration; expected a number with s, m, h or d"),
         (["/tmp/nothing-of-the-kind"], "holds no stage of any pipeline; is it a store's root?"),
         (["src"], "'src' holds no stage of any pipeline; is it a store's root?"),
     ],
