@@ -238,15 +238,16 @@ for within, call, old, new, changes in [
         _FACTORY.format(within=within, call=call), old, new, changes=changes,
     )  # fmt: skip
 
-_DECLARED = """import os
+_DECLARED = """import dataclasses
+import os
 import yaml
 from typing import Literal
 import vane_dagster as vd
 LABELS = ["a", "b"]
 QUESTION = "Which of LABELS is {{x}}?"
+@dataclasses.dataclass(frozen=True)
 class Own(vd.checks.Check):
-    def __init__(self, n):
-        super().__init__()
+    n: int
     def evaluate(self, context):
         return True
 @vd.cls
@@ -279,8 +280,8 @@ for within, call in [
     ("return p, a", 'p, a = build("d")\nb = p.build_assets()'),
     ("b = add(p)", 'p = build("d")\nassets = [p.build_assets()]'),
     ("", 'p = build("d")\na = add(p)'),
-    ("with open(os.devnull) as f: c = yaml.safe_load(f)", 'p = build("d")'),
-    ("import pandas as pd", 'p = build("d")'),
+    ('c = yaml.safe_load("n: 1")["n"]', 'p = build("d")'),
+    ('if not folder: raise ValueError(f"no {folder}")', 'p = build("d")'),
 ]:
     inside(
         f"a function that declares, with {within!r}, called by {call!r}",

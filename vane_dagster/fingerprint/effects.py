@@ -2,30 +2,25 @@
 
 A statement does something if it calls, stores into an object, is decorated, derives a class from
 one whose code runs then, or imports under a condition. Imports, definitions and constants do
-nothing, nor do declarations of dagster and vane_dagster, calls of functions that make these and
-otherwise only values, command lines, tests, logging and warnings. A statement that does something
-counts if it names, directly or through others, what the stage uses, or a library. A call whose
-result is assigned may name some libraries without counting: those whose calls only make values.
-Nothing is run, and nothing is known of what other calls do.
+nothing, nor do declarations of dagster and vane_dagster, calls of functions that only make these
+and new values, command lines, tests, logging and warnings. A statement that does something counts
+if it names, directly or through others, what the stage uses, or a library. A call whose result is
+assigned may name some libraries without counting: those whose calls only make values. Nothing is
+run, and nothing is known of what other calls do.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
+import itertools
 from collections.abc import Callable, Iterable, Sequence, Set
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
 from vane_dagster.fingerprint.acts import Act, acts
-from vane_dagster.fingerprint.code_strings import (
-    Definition,
-    Imported,
-    bound_by,
-    chain,
-    paths,
-    top_nodes,
-)
+from vane_dagster.fingerprint.code_strings import Definition, Imported, chain, paths, top_nodes
 from vane_dagster.fingerprint.decorators import is_lazy
 from vane_dagster.fingerprint.modules import Finder, Module, absolute
 from vane_dagster.fingerprint.symbols import SymbolSource
@@ -46,31 +41,42 @@ _PURE = _INERT | {
 _VALUES = _PURE | {
     "__future__", "abc", "argparse", "attr", "attrs", "collections", "contextlib", "copy",
     "datetime", "enum", "fractions", "hashlib", "json", "math", "pydantic", "re", "string",
-    "textwrap", "threading", "time", "tomllib", "types", "uuid", "yaml", "zoneinfo",
+    "textwrap", "threading", "time", "types", "uuid", "zoneinfo",
 }  # fmt: skip
 """Libraries whose results are all that a call or decorator leaves behind."""
 _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
 """The same, except for their decorators, which register."""
 _QUIET = frozenset({
     "abs", "all", "any", "bool", "classmethod", "dict", "enumerate", "float", "frozenset",
-    "hasattr", "int", "isinstance", "len", "list", "max", "min", "open", "print", "property",
-    "range", "repr", "reversed", "round", "set", "sorted", "staticmethod", "str", "sum", "tuple",
-    "zip",
+    "hasattr", "int", "isinstance", "len", "list", "max", "min", "print", "property", "range",
+    "repr", "reversed", "round", "set", "sorted", "staticmethod", "str", "sum", "tuple", "zip",
     "functools.partial", "os.environ.get", "os.getenv", "os.makedirs", "os.mkdir",
     "os.path.abspath", "os.path.basename", "os.path.dirname", "os.path.exists",
     "os.path.expanduser", "os.path.join", "shutil.rmtree",
+    *(name for name, each in vars(builtins).items() if isinstance(each, type(Exception))
+      and issubclass(each, BaseException)),
 })  # fmt: skip
 """Functions that neither call nor change their arguments. Creating a folder changes no code."""
+_PARSERS = frozenset({
+    "datetime", "hashlib", "json", "math", "re", "string", "textwrap", "time", "tomllib", "uuid",
+    "yaml.safe_load", "zoneinfo",
+})  # fmt: skip
+"""Libraries whose functions return new values."""
+_TEXTS = (ast.Constant, ast.JoinedStr)
+_DISPLAYS = (*_TEXTS, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+_CONSTRUCTING = frozenset({
+    "__init__", "__new__", "__post_init__", "__setattr__", "model_post_init", "__init_subclass__",
+})  # fmt: skip
+_IsDeclared = Callable[[ast.AST | None], bool]
+
+_REBINDING = (
+    ast.Global, ast.Nonlocal, ast.NamedExpr, ast.Import, ast.ImportFrom, ast.ExceptHandler,
+    ast.match_case, ast.Yield, ast.YieldFrom,
+)  # fmt: skip
+"""What binds names of a function, or of its module, beside assignments and loops; or yields."""
 
 Name = tuple[str, str]
 """A module and one of its names."""
-
-_TEXTS = (ast.Constant, ast.JoinedStr)
-_DECLARING = frozenset({"dagster", "vane_dagster"})
-_DECLARES: Name = ("vane_dagster", "")
-"""Stands for all that these libraries declare."""
-_MADE_BY = {"call": _VALUES | _TABLES, "base": _VALUES, "decorator": _PURE}
-"""The libraries that only make values, by the kind of act."""
 
 
 class Executed(NamedTuple):
@@ -184,6 +190,7 @@ class Effects:
         self._finder, self._is_used, self._find_reach = finder, is_used, reach
         self.lists_subclasses = False
         self._declared: dict[Name, bool] = {}
+        self._calls: dict[Any, tuple[bool, bool]] = {}
 
     def counting(self, module: Module, unit: SymbolSource) -> Sequence[ast.stmt]:
         """Return what of a statement does something to what is used, or to a library."""
@@ -247,9 +254,8 @@ class Effects:
             return isinstance(root, _TEXTS)  # a method of a text
         made = act.node if isinstance(act.node, ast.Call) else act.target
         if self._is_declared(module, made):
-            if any(isinstance(path, Imported) for path in paths(root)):
-                return True
-            return act.kind != "store" and not self._is_used((module.name, root.id))
+            is_direct = any(isinstance(path, Imported) for path in paths(root))
+            return is_direct or not self._is_used((module.name, root.id))
         called = paths(act.target)
         is_quiet = bool(called) and called <= _QUIET
         source = self._finder.source(str(module.path))
@@ -265,11 +271,13 @@ class Effects:
         root = ast_digest.root(value) if value is not None else None
         if not isinstance(root, ast.Name):
             return False
-        is_made = self._is_made(module, value, root)
+        is_made = self._is_made(module, value, root, lambda v: self._is_declared(module, v))
         return self._is_declared_name(module, root.id) if is_made is None else is_made
 
-    def _is_made(self, module: Module, value: ast.AST | None, root: ast.Name) -> bool | None:
-        """Return whether a value is made by such a library, or by a function that declares.
+    def _is_made(
+        self, module: Module, value: ast.AST | None, root: ast.Name, is_declared: _IsDeclared
+    ) -> bool | None:
+        """Return whether a value is made by such a library, or by a function that only declares.
 
         None if its name is one of the module, and not called.
         """
@@ -277,10 +285,11 @@ class Effects:
         if imported and all(_is_among(path, _INERT) for path in imported):
             return True
         nodes = ast.walk(value) if value is not None else ()
-        calls = [node for node in nodes if isinstance(node, ast.Call) and _calls(node, root)]
+        calls = [node for node in nodes if isinstance(node, ast.Call)]
+        calls = [c for c in calls if (chain(c.func)[0] if imported else c.func) is root]
         if not calls:
             return False if imported else None
-        return all(self._only_declares(module, call) for call in calls)
+        return all(self._called(module, call, is_declared)[1] for call in calls)
 
     def _is_declared_name(self, module: Module, name: str) -> bool:
         key = (module.name, name)
@@ -293,129 +302,142 @@ class Effects:
             )
         return self._declared[key]
 
-    def _only_declares(self, module: Module, call: ast.Call) -> bool:
-        """Return whether a call of a user's function declares something and changes nothing else.
+    def _own(self, module: Module, called: ast.AST) -> tuple[Module, Sequence[ast.AST]]:
+        """Return the module of a user's function or class that is called, and its definitions."""
+        place: Module | None = module
+        path, *others = paths(called) or ["?"]
+        if isinstance(path, Imported):
+            package, _, path = (absolute(module, path) or "").rpartition(".")
+            place = self._finder.find(package) if package else None
+        if others or "." in path or place is None or place.kind != "own" or not place.is_source:
+            return module, ()
+        units = self._finder.source(str(place.path)).binding(path)
+        return place, [unit.nodes[-1] for unit in units]
 
-        Nothing, that is, that a stage may use.
+    def _called(
+        self, module: Module, call: ast.Call, is_declared: _IsDeclared
+    ) -> tuple[bool, bool]:
+        """Return whether a function changes only what it declares or is given of that.
+
+        And whether it returns only that, too.
         """
-        asked = self._asked_by(module, call.func)
-        given = [*call.args, *(keyword.value for keyword in call.keywords)]
-        if asked is None or any(map(self._is_used, asked | self._values(module, given))):
-            return False
-        return _DECLARES in asked or any(self._is_declared(module, each) for each in given)
+        place, nodes = self._own(module, call.func)
+        names = [*range(len(call.args)), *(each.arg for each in call.keywords)]
+        values = [*call.args, *(each.value for each in call.keywords)]
+        given = frozenset(n for n, v in zip(names, values) if is_declared(v))
+        key = (tuple(map(id, nodes)), given)
+        if key not in self._calls:
+            self._calls[key] = False, False  # in a circle
+            if nodes and all(isinstance(node, ast.FunctionDef) for node in nodes):
+                each = [self._effects_of(place, node, given) for node in nodes]
+                self._calls[key] = all(one for one, _ in each), all(both for _, both in each)
+        return self._calls[key]
 
-    def _asked_by(self, module: Module, called: ast.expr) -> frozenset[Name] | None:
-        """Return what a function or class of the user's asks when it is called; see `_asked`."""
-        base, _ = chain(called)
-        is_imported = any(isinstance(path, Imported) for path in paths(base))
-        places = paths(called) if is_imported else [f"{module.name}.{getattr(called, 'id', '')}"]
-        below = [self._asked(*(absolute(module, each) or "").rpartition(".")) for each in places]
-        return None if None in below else frozenset().union(*filter(None, below))
+    def _effects_of(
+        self, module: Module, function: ast.AST, declared: Set[int | str | None]
+    ) -> tuple[bool, bool]:
+        """See `_called`; some of the function's arguments are declared."""
+        assert isinstance(function, ast.FunctionDef)
+        places = [*function.args.posonlyargs, *function.args.args]
+        given = [each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)]
+        made: dict[str, list[ast.expr | None]] = {name: [None] for name in given}
+        made |= {
+            each.arg: [] for i, each in enumerate(places) if not declared.isdisjoint((i, each.arg))
+        }
+        nodes = [*top_nodes(function.body)]
+        for node in nodes:
+            if isinstance(node, _REBINDING):
+                return False, False
+            if isinstance(node, Definition):
+                made.setdefault(node.name, []).append(None)
+            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+                made.setdefault(node.id, []).append(None)
+        for node in nodes:
+            value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+            for target in getattr(node, "targets", [getattr(node, "target", None)]):
+                if value is not None and isinstance(target, ast.Name):
+                    made[target.id].remove(None)
+                    made[target.id].append(value)
 
-    def _asked(self, place: str, _: str, name: str) -> frozenset[Name] | None:
-        """Return the names whose objects a function asks for values; None if it may change others.
+        def is_declared(value: ast.AST | None, above: Set[str] = frozenset()) -> bool:
+            root = ast_digest.root(value) if value is not None else None
+            name = root.id if isinstance(root, ast.Name) else ""
+            if name in made:
+                below = {*above, name}
+                return name not in above and all(is_declared(v, below) for v in made[name])
+            return isinstance(root, ast.Name) and bool(
+                self._is_made(module, value, root, is_declared)
+            )
 
-        It changes its own variables, makes values by libraries, classes and functions, and declares
-        something, which `_DECLARES` stands for.
-        """
-        module = self._finder.find(place) if place else None
-        if module is None or module.kind != "own" or not module.is_source:
-            return None
-        known: dict[Name, frozenset[Name] | None] = self._finder.asked
-        if (place, name) not in known:
-            known[place, name] = None  # in a circle
-            units = self._finder.source(str(module.path)).binding(name)
-            made = [unit.nodes[-1] for unit in units if name in unit.bound]
-            asked = [self._asked_in(module, node) for node in made]
-            if asked and None not in asked:
-                known[place, name] = frozenset().union(*filter(None, asked))
-        return known[place, name]
+        def is_inert(act: Act) -> bool:
+            root = ast_digest.root(act.target)
+            if act.kind in ("base", "decorator") or not isinstance(root, ast.Name):
+                return isinstance(root, _TEXTS)
+            if root.id not in made and self._makes_new(module, act, root, is_declared):
+                return True
+            # A method of a list, for example, or an item of a dict.
+            kind = ast.Subscript if act.kind == "store" else ast.Attribute
+            if isinstance(act.target, kind):
+                displays = made.get(root.id, ()) if act.target.value is root else ()
+                if displays and all(isinstance(each, _DISPLAYS) for each in displays):
+                    return True
+            return is_declared(act.node if isinstance(act.node, ast.Call) else root)
 
-    def _asked_in(self, module: Module, made: ast.AST) -> frozenset[Name] | None:
-        if isinstance(made, ast.ClassDef):
-            return frozenset()
-        if not isinstance(made, ast.FunctionDef) or made.decorator_list:
-            return None
-        nodes = [*top_nodes(made.body)]
-        if any(isinstance(node, (ast.Global, ast.Nonlocal)) for node in nodes):
-            return None
-        given = {each.arg for each in ast.walk(made.args) if isinstance(each, ast.arg)}
-        own = given.union(*map(bound_by, nodes))
-        asked = self._values(module, made.body, own)
-        for act in (act for statement in made.body for act in acts(statement)):
-            names = self._asked_by_act(module, act, given, own)
-            if names is None:
-                return None
-            asked |= names
-        return frozenset(asked)
+        done = [act for statement in function.body for act in acts(statement)]
+        if function.decorator_list or not all(map(is_inert, done)):
+            return False, False
+        values = [node.value for node in nodes if isinstance(node, ast.Return)]
+        returned = itertools.chain(*(_elements(value) for value in values if value))
+        return True, all(isinstance(v, ast.Constant) or is_declared(v) for v in returned)
 
-    def _values(
-        self, module: Module, nodes: Iterable[ast.AST], own: Set[str] = frozenset()
-    ) -> set[Name]:
-        """Return the names of objects that nodes name, but constants, functions and classes.
-
-        Arguments of calls of other functions than the user's are left out.
-        """
-        names, waiting = set[Name](), list(nodes)
-        while waiting:
-            node = waiting.pop()
-            if isinstance(node, ast.Call) and self._asked_by(module, node.func) is None:
-                waiting.append(node.func)
-                continue
-            waiting += ast.iter_child_nodes(node)
-            for path in paths(node) if isinstance(node, (ast.Name, ast.Attribute)) else ():
-                if isinstance(path, Imported):
-                    place, _, name = (absolute(module, path) or "").rpartition(".")
-                    names.add((place, name))
-                elif isinstance(node, ast.Name) and path not in own:
-                    names.add((module.name, path))
-        return {each for each in names if self._is_value(*each)}
-
-    def _is_value(self, place: str, name: str) -> bool:
-        module = self._finder.find(place) if place else None
-        if module is None or module.kind != "own" or not module.is_source:
-            return False
-        units = self._finder.source(str(module.path)).binding(name)
-        return any(
-            not (unit.is_import or isinstance(unit.nodes[-1], Definition))
-            and not isinstance(getattr(unit.nodes[-1], "value", None), _TEXTS)
-            for unit in units
-        )
-
-    def _asked_by_act(
-        self, module: Module, act: Act, given: Set[str], own: Set[str]
-    ) -> Set[Name] | None:
-        """Return what an act of a function with some parameters and variables asks."""
-        root, is_value = ast_digest.root(act.target), act.kind == "call"
-        if not isinstance(root, ast.Name):
-            return set() if is_value or isinstance(root, _TEXTS) else None
-        known, source = (
-            _MADE_BY.get(act.kind, _INERT) | _QUIET,
+    def _makes_new(
+        self, module: Module, act: Act, root: ast.Name, is_declared: _IsDeclared
+    ) -> bool:
+        """Return whether an act in a function calls what changes nothing and returns new values."""
+        source, called, begun = (
             self._finder.source(str(module.path)),
+            paths(act.target),
+            paths(root),
         )
-        used = [p for p in paths(act.target) if isinstance(p, Imported)]
-        used = used or [p for p in paths(root) if isinstance(p, Imported)]
-        if used and all(_is_among(path, known) for path in used):
-            return {_DECLARES} if any(_is_among(path, _DECLARING) for path in used) else set()
-        if not used and root.id in own:
-            is_set = isinstance(act.target, ast.Attribute) or root.id in given
-            return None if act.kind == "store" and is_set else set()
-        if not used and root.id not in source.bound:
-            return set() if root.id in _QUIET and not source.stars else None
-        if not isinstance(act.node, ast.Call):
-            return None
-        asked = self._asked_by(module, act.node.func)
-        if asked is not None:
-            return asked if asked or is_value else None
-        if used or act.target is root or not (is_value or self._is_declared(module, root)):
-            return None
-        return {(module.name, root.id)}
+        is_imported = all(isinstance(path, Imported) for path in begun)
+        whole = called if all(isinstance(path, Imported) for path in called) else begun
+        if is_imported and act.kind == "call" and all(_is_among(p, _PARSERS) for p in whole):
+            return True
+        is_builtin = not (root.id in source.bound or source.stars)
+        if (is_imported or is_builtin) and called and called <= _QUIET:
+            return True
+        values = [getattr(unit.nodes[-1], "value", None) for unit in source.binding(root.id)]
+        is_text = bool(values) and all(isinstance(v, _TEXTS) or _is_logger(v) for v in values)
+        if is_text or not isinstance(act.node, ast.Call):
+            return is_text
+        classes = self._own(module, act.target)[1] if act.kind == "call" else ()
+        if classes and all(is_lazy(node) or _is_record(node) for node in classes):
+            return True
+        return self._called(module, act.node, is_declared)[0]
 
 
-def _calls(call: ast.Call, root: ast.Name) -> bool:
-    """Return whether a call is of a name, or of an attribute of an imported one."""
-    is_imported = any(isinstance(path, Imported) for path in paths(root))
-    return call.func is root or (is_imported and chain(call.func)[0] is root)
+def _is_logger(value: ast.AST | None) -> bool:
+    called = paths(value.func) if isinstance(value, ast.Call) else ()
+    return bool(called) and all(_is_among(path, {"logging"}) for path in called)
+
+
+def _is_record(node: ast.AST) -> bool:
+    """Return whether a node is a class, such as a user's check, without code for new instances."""
+    if not isinstance(node, ast.ClassDef) or node.keywords:
+        return False
+    below = [path for base in node.bases for path in paths(base)]
+    around = [path for each in node.decorator_list for path in paths(getattr(each, "func", each))]
+    is_plain = all(isinstance(path, Imported) and _is_among(path, _INERT) for path in below)
+    return (
+        is_plain
+        and all(isinstance(path, Imported) and _is_among(path, _PURE) for path in around)
+        and _CONSTRUCTING.isdisjoint(getattr(each, "name", "") for each in node.body)
+    )
+
+
+def _elements(value: ast.expr) -> Sequence[ast.expr]:
+    """Return the elements of a tuple, list or dict; else the value itself."""
+    return getattr(value, "elts", None) or getattr(value, "values", None) or [value]
 
 
 def _assigned(unit: SymbolSource) -> Sequence[ast.expr | None]:

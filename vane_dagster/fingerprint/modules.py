@@ -160,13 +160,11 @@ class Finder:
 
     Attributes:
         reached: What the statements of these files name; see `effects.Effects`.
-        asked: What their functions ask; see there.
     """
 
     _known: dict[str, Module | None] = field(default_factory=dict)
     _sources: dict[str, SourceFile] = field(default_factory=dict)
     reached: dict[Any, Any] = field(default_factory=dict)
-    asked: dict[Any, Any] = field(default_factory=dict)
 
     def source(self, path: str) -> SourceFile:
         """Return a parsed file."""

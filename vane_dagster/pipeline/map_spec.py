@@ -15,7 +15,6 @@ from vane_dagster.errors import (
     CodeIdentityError,
     DefinitionError,
     SchemaError,
-    VaneError,
     names,
 )
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity, worker_code_digest
@@ -47,14 +46,12 @@ from vane_dagster.pipeline.stage_kind import (
     Table,
     check_id,
     named_in,
-    with_upstream,
 )
 from vane_dagster.pipeline.texts import texts_of
 from vane_dagster.pipeline.udf import Udf
 from vane_dagster.sources.raw_files import PATH
 from vane_dagster.storage.manifest import Component
 from vane_dagster.types.callables import unwrapped
-from vane_dagster.types.kinds import holds_text
 from vane_dagster.types.schema import (
     ERROR_COLUMN,
     INFER,
@@ -216,9 +213,9 @@ class MapBatchesSpec(StageKind):
                 "the code opens files that its source does not list, so their changes are not "
                 'noticed; use reuse="fragments"'
             )
-        if has_files and self.runs_own_code and (text := self._may_name_file(pipeline)):
+        if has_files and self.runs_own_code and (column := self._names_file(pipeline)):
             return (
-                f"the code may open a file of the source that the text {text!r} names, and its "
+                f"the code may open the file of the source that {column!r} was made from, and its "
                 f'rows do not tell which; name {PATH!r} in columns= too, or use reuse="fragments"'
             )
         is_many = self.cardinality != "one_to_one"
@@ -235,19 +232,24 @@ class MapBatchesSpec(StageKind):
             )
         return None
 
-    def _may_name_file(self, pipeline: Pipeline) -> str | None:
-        """Return a column with texts that the code gets; None if it gets the path or no texts."""
-        node, location = self.upstream[0], pipeline._location(self.name)
+    def _names_file(self, pipeline: Pipeline) -> str | None:
+        """Return a column made from `PATH` that the code gets; None if it gets that, or none."""
         if self._takes_files or not self.columns or PATH in self.columns:
             return None
-        if node == SOURCE or (schema := pipeline._tables()[node].schema) is None:
-            known = {SOURCE: pipeline.source.schema(location)}  # of files: without opening any
-            try:
-                schema = pipeline._resolve_schemas(with_upstream(pipeline, node), known)[node]
-            except VaneError:  # a schema that the first run infers
-                return self.columns[0]
-        require_columns(f"{location}: {node!r}", self.columns, schema.names)
-        return next((name for name in self.columns if holds_text(schema.field(name).type)), None)
+        tables = pipeline._tables()
+
+        def is_made_from_path(node: str, column: str) -> bool:
+            if node == SOURCE:
+                return column == PATH
+            spec, reads = pipeline[node].spec, tables[node].reads.get(column)
+            is_passed = reads == [(spec.upstream[0], column)]
+            if spec.runs_udf and not is_passed and (not reads or spec.columns is None):
+                reads = [(spec.upstream[0], each) for each in spec.columns or (PATH,)]
+            if not reads:  # a constant, unless the columns above are not known
+                return any(u != SOURCE and not tables[u].is_complete for u in spec.upstream)
+            return any(is_made_from_path(*each) for each in reads)
+
+        return next((c for c in self.columns if is_made_from_path(self.upstream[0], c)), None)
 
     @property
     def _takes_files(self) -> bool:

@@ -215,6 +215,11 @@ class Source(SourceReader):
         """Local paths or URL patterns of the data. Its content is never part of a stage's key."""
         return ()
 
+    @property
+    def fixed_columns(self) -> Sequence[str]:
+        """The columns that it has whatever its files hold."""
+        return ()
+
     _types_note: ClassVar[str] = ""
     """Where types that are not declared come from and how to change them, for messages."""
 

@@ -51,6 +51,12 @@ class FilesSource(FileSource):
         return _SCHEMA
 
     @property
+    def fixed_columns(self) -> Sequence[str]:
+        """All of its columns."""
+        names: list[str] = self.columns.names
+        return names
+
+    @property
     def reading(self) -> str:
         """A text that identifies how rows are read from files."""
         return ""

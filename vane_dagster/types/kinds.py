@@ -14,15 +14,6 @@ def is_text(kind: pa.DataType) -> bool:
     )
 
 
-def holds_text(kind: pa.DataType) -> bool:
-    """Return whether values of a type are strings, or have some in them."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return holds_text(kind.storage_type)
-    if isinstance(kind, pa.DictionaryType):
-        return holds_text(kind.value_type)
-    return is_text(kind) or any(holds_text(kind.field(i).type) for i in range(kind.num_fields))
-
-
 def is_bytes(kind: pa.DataType) -> bool:
     """Return whether a column holds bytes."""
     return bool(

@@ -104,13 +104,18 @@ DEFAULTS: dict[str, Case] = {
 """The default, and the arguments of a stage."""
 
 
-def declare(name: str, pipeline: vd.Pipeline | None = None, **more: Any) -> vd.Stage:
+def declare(name: str, pipeline: vd.Pipeline | vd.Stage | None = None, **more: Any) -> vd.Stage:
     _, method, args, given = DEFAULTS[name]
     stage: vd.Stage = getattr(pipeline or documents(), method)("out", *args, **{**given, **more})
     return stage
 
 
-def refusal(name: str, pipeline: vd.Pipeline | None = None, **more: Any) -> str:
+def files() -> vd.Stage:
+    docs = vd.Pipeline("docs", source=vd.files("/data/*.txt"))
+    return docs.project("named", {"path": "path", "text": "upper(path)", "n": "length(path)"})
+
+
+def refusal(name: str, pipeline: vd.Pipeline | vd.Stage | None = None, **more: Any) -> str:
     with pytest.raises(vd.errors.DefinitionError) as raised:
         declare(name, pipeline, **more)
     assert "stage 'docs/out'" in str(raised.value)
@@ -150,40 +155,48 @@ def test_rows_that_cannot_be_reused_one_by_one_are_refused_with_the_fix(name):
 )
 def test_user_code_may_open_the_files_that_rows_name(name, expected):
     """A row is known by the versions of the files that it names, if it names them."""
-    files = documents(vd.files("/data/*.txt"))
-    assert declare(name, files).spec.reuse.mode == expected
+    assert declare(name, files()).spec.reuse.mode == expected
     if expected == "fragments":
-        assert "its rows do not tell which" in refusal(name, files, reuse="rows")
+        assert "its rows do not tell which" in refusal(name, files(), reuse="rows")
 
 
 def size_of(image: bytes) -> int:
     return len(image)
 
 
-def seen(image: bytes) -> str:
-    return "a text"
+def name_of(path: str, image: bytes) -> str:
+    return path.upper()
 
 
-def test_a_function_over_files_that_gets_no_text_opens_none():
+def test_a_function_over_files_that_gets_nothing_made_from_the_path_opens_none():
     photos = vd.Pipeline("photos", source=vd.images("/data/*.jpg"))
     wide = photos.project(
-        "wide", {"path": "path", "file": "path", "double": "2 * width"}, where="width > 9",
-        include_columns=["image"],
+        "wide", {"path": "path", "file": "upper(path)", "double": "2 * width", "one": "1"},
+        where="width > 9", include_columns=["image"],
     )  # fmt: skip
     sized = wide.map("sized", size_of, include_columns=["double", "file"])
-    texts = photos.map("texts", seen)
+    named = photos.map("named", name_of)
+    both = photos.join("both", sized, named)
 
     def mode(above: vd.Pipeline | vd.Stage, *columns: str) -> str | None:
-        options = {"columns": [*columns], "schema": {"x": "INT"}}
         name = f"stage{len(photos.stages)}"
-        return above.map_batches(name, same, **options).spec.reuse.mode
+        made = above.map_batches(name, same, columns=[*columns], schema={"x": "INT"})
+        return made.spec.reuse.mode
 
     assert mode(photos, "image", "width") == mode(photos, "path") == "rows"
-    assert mode(wide, "image", "double") == mode(sized, "sized", "double") == "rows"
-    assert mode(sized, "sized", "file") == mode(texts, "texts") == "fragments"
-    inferred = photos.map_batches("inferred", same, columns=["image"], schema="infer")
-    assert inferred.spec.reuse.mode == "rows"
-    assert mode(inferred, "x") == "fragments", "it may be text"
+    assert mode(wide, "image", "double", "one") == mode(sized, "sized", "double") == "rows"
+    assert mode(both, "sized") == mode(both, "named", "path") == "rows"
+    assert mode(wide, "file") == mode(sized, "sized", "file") == "fragments"
+    assert mode(named, "named") == mode(both, "sized", "named") == "fragments"
+    for schema in ("infer", {"x": "INT"}):
+        options = {"schema": schema, "include_columns": ["width"]}
+        name = f"stage{len(photos.stages)}"
+        some = photos.map_batches(f"some{name}", same, columns=["image"], **options)
+        whole = photos.map_batches(f"whole{name}", same, **options)
+        assert mode(some, "x", "width") == mode(whole, "width") == "rows"
+        assert mode(whole, "x") == "fragments"
+        again = whole.project(f"again{name}", {"path": "path", "y": "x"})
+        assert mode(again, "y") == "fragments"
 
 
 def test_the_files_of_the_source_that_rows_name_are_part_of_their_keys():
@@ -203,8 +216,7 @@ def test_the_files_of_the_source_that_rows_name_are_part_of_their_keys():
 
 
 def test_a_users_own_provider_may_open_files_too():
-    files = documents(vd.files("/data/*.txt"))
-    own = declare("a prompt", files, provider=Reversed)
+    own = declare("a prompt", files(), provider=Reversed)
     assert own.spec.reuse.mode == "fragments"
     assert declare("a prompt", provider=Reversed).spec.reuse.mode == "rows"
 
