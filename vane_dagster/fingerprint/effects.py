@@ -324,7 +324,8 @@ class Effects:
         place, nodes = self._own(module, call.func)
         names = [*range(len(call.args)), *(each.arg for each in call.keywords)]
         values = [*call.args, *(each.value for each in call.keywords)]
-        given = frozenset(n for n, v in zip(names, values) if is_declared(v))
+        is_exact = not any(isinstance(each, ast.Starred) for each in call.args)
+        given = frozenset(n for n, v in zip(names, values) if is_exact and is_declared(v))
         key = (tuple(map(id, nodes)), given)
         if key not in self._calls:
             self._calls[key] = False, False  # in a circle
@@ -394,15 +395,13 @@ class Effects:
         self, module: Module, act: Act, root: ast.Name, is_declared: _IsDeclared
     ) -> bool:
         """Return whether an act in a function calls what changes nothing and returns new values."""
-        source, called, begun = (
-            self._finder.source(str(module.path)),
-            paths(act.target),
-            paths(root),
-        )
+        source = self._finder.source(str(module.path))
+        called, begun = paths(act.target), paths(root)
         is_imported = all(isinstance(path, Imported) for path in begun)
-        whole = called if all(isinstance(path, Imported) for path in called) else begun
-        if is_imported and act.kind == "call" and all(_is_among(p, _PARSERS) for p in whole):
-            return True
+        if is_imported and act.kind == "call":
+            whole = called if called and all(isinstance(p, Imported) for p in called) else begun
+            if all(_is_among(path, _PARSERS) for path in whole):
+                return True
         is_builtin = not (root.id in source.bound or source.stars)
         if (is_imported or is_builtin) and called and called <= _QUIET:
             return True
