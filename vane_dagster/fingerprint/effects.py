@@ -64,6 +64,7 @@ _PARSERS = frozenset({
 """Libraries whose functions return new values."""
 _TEXTS = (ast.Constant, ast.JoinedStr)
 _DISPLAYS = (*_TEXTS, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+_DECLARING = frozenset({"dagster", "vane_dagster"})
 _CONSTRUCTING = frozenset({
     "__init__", "__new__", "__post_init__", "__setattr__", "model_post_init", "__init_subclass__",
 })  # fmt: skip
@@ -282,8 +283,8 @@ class Effects:
         None if its name is one of the module, and not called.
         """
         imported = {path for path in paths(root) if isinstance(path, Imported)}
-        if imported and all(_is_among(path, _INERT) for path in imported):
-            return True
+        if imported and all(_is_among(path, _INERT) for path in paths(root)):
+            return imported == paths(root)
         nodes = ast.walk(value) if value is not None else ()
         calls = [node for node in nodes if isinstance(node, ast.Call)]
         calls = [c for c in calls if (chain(c.func)[0] if imported else c.func) is root]
@@ -360,28 +361,43 @@ class Effects:
                     made[target.id].remove(None)
                     made[target.id].append(value)
 
-        def is_declared(value: ast.AST | None, above: Set[str] = frozenset()) -> bool:
+        declared = set[str]()  # of the variables
+
+        def is_declared(value: ast.AST | None) -> bool:
             root = ast_digest.root(value) if value is not None else None
-            name = root.id if isinstance(root, ast.Name) else ""
-            if name in made:
-                below = {*above, name}
-                return name not in above and all(is_declared(v, below) for v in made[name])
-            return isinstance(root, ast.Name) and bool(
-                self._is_made(module, value, root, is_declared)
-            )
+            if not isinstance(root, ast.Name):
+                return False
+            if root.id in made:
+                return root.id in declared
+            return bool(self._is_made(module, value, root, is_declared))
+
+        size = -1
+        while size != len(declared):
+            size = len(declared)
+            declared.update(n for n in reversed(made) if all(map(is_declared, made[n])))
+
+        augmented = {id(node.target) for node in nodes if isinstance(node, ast.AugAssign)}
+        inner = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
 
         def is_inert(act: Act) -> bool:
             root = ast_digest.root(act.target)
             if act.kind in ("base", "decorator") or not isinstance(root, ast.Name):
                 return isinstance(root, _TEXTS)
-            if root.id not in made and self._makes_new(module, act, root, is_declared):
-                return True
+            hands_code = self._hands_code(module, act.node, inner)
+            if root.id not in made:
+                if not hands_code and self._makes_new(module, act, root):
+                    return True
+                if (
+                    isinstance(act.node, ast.Call)
+                    and self._called(module, act.node, is_declared)[0]
+                ):
+                    return True
             # A method of a list, for example, or an item of a dict.
             kind = ast.Subscript if act.kind == "store" else ast.Attribute
-            if isinstance(act.target, kind):
-                displays = made.get(root.id, ()) if act.target.value is root else ()
-                if displays and all(isinstance(each, _DISPLAYS) for each in displays):
-                    return True
+            displays = made.get(root.id, ()) if getattr(act.target, "value", None) is root else ()
+            is_own = bool(displays) and all(isinstance(each, _DISPLAYS) for each in displays)
+            if is_own and isinstance(act.target, kind) and not hands_code:
+                return id(act.node) not in augmented
             return is_declared(act.node if isinstance(act.node, ast.Call) else root)
 
         done = [act for statement in function.body for act in acts(statement)]
@@ -391,10 +407,18 @@ class Effects:
         returned = itertools.chain(*(_elements(value) for value in values if value))
         return True, all(isinstance(v, ast.Constant) or is_declared(v) for v in returned)
 
-    def _makes_new(
-        self, module: Module, act: Act, root: ast.Name, is_declared: _IsDeclared
-    ) -> bool:
-        """Return whether an act in a function calls what changes nothing and returns new values."""
+    def _hands_code(self, module: Module, node: ast.AST, inner: Set[str]) -> bool:
+        """Return whether a call gets a function of the user's, which it may call."""
+        if not isinstance(node, ast.Call):
+            return False
+        given = [*node.args, *(each.value for each in node.keywords)]
+        own = [made for each in given for made in self._own(module, each)[1]]
+        return any(
+            isinstance(each, (ast.FunctionDef, ast.Lambda)) for each in (*own, *given)
+        ) or any(isinstance(each, ast.Name) and each.id in inner for each in given)
+
+    def _makes_new(self, module: Module, act: Act, root: ast.Name) -> bool:
+        """Return whether an act calls what changes nothing and returns new values."""
         source = self._finder.source(str(module.path))
         called, begun = paths(act.target), paths(root)
         is_imported = all(isinstance(path, Imported) for path in begun)
@@ -406,31 +430,38 @@ class Effects:
         if (is_imported or is_builtin) and called and called <= _QUIET:
             return True
         values = [getattr(unit.nodes[-1], "value", None) for unit in source.binding(root.id)]
-        is_text = bool(values) and all(isinstance(v, _TEXTS) or _is_logger(v) for v in values)
-        if is_text or not isinstance(act.node, ast.Call):
-            return is_text
-        classes = self._own(module, act.target)[1] if act.kind == "call" else ()
-        if classes and all(is_lazy(node) or _is_record(node) for node in classes):
+        if not isinstance(act.node, ast.Call):
+            return False
+        if values and all(isinstance(v, _TEXTS) or _is_logger(v) for v in values):
             return True
-        return self._called(module, act.node, is_declared)[0]
+        classes = self._own(module, act.target)[1] if act.kind == "call" else ()
+        return bool(classes) and all(is_lazy(node) or _is_record(node) for node in classes)
 
 
 def _is_logger(value: ast.AST | None) -> bool:
-    called = paths(value.func) if isinstance(value, ast.Call) else ()
-    return bool(called) and all(_is_among(path, {"logging"}) for path in called)
+    return isinstance(value, ast.Call) and paths(value.func) == {"logging.getLogger"}
 
 
 def _is_record(node: ast.AST) -> bool:
     """Return whether a node is a class, such as a user's check, without code for new instances."""
     if not isinstance(node, ast.ClassDef) or node.keywords:
         return False
-    below = [path for base in node.bases for path in paths(base)]
+    above = [path for base in node.bases for path in paths(base)]
     around = [path for each in node.decorator_list for path in paths(getattr(each, "func", each))]
-    is_plain = all(isinstance(path, Imported) and _is_among(path, _INERT) for path in below)
     return (
-        is_plain
+        all(isinstance(path, Imported) and _is_among(path, _DECLARING) for path in above)
         and all(isinstance(path, Imported) and _is_among(path, _PURE) for path in around)
-        and _CONSTRUCTING.isdisjoint(getattr(each, "name", "") for each in node.body)
+        and all(map(_is_plain_member, node.body))
+    )
+
+
+def _is_plain_member(node: ast.stmt) -> bool:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        is_plain = all(paths(each) and paths(each) <= _QUIET for each in node.decorator_list)
+        return is_plain and node.name not in _CONSTRUCTING
+    value = getattr(node, "value", None)
+    return isinstance(node, (ast.AnnAssign, ast.Assign, ast.Expr, ast.Pass)) and (
+        value is None or isinstance(value, _DISPLAYS)
     )
 
 

@@ -242,12 +242,13 @@ class MapBatchesSpec(StageKind):
             if node == SOURCE:
                 return column == PATH
             spec, reads = pipeline[node].spec, tables[node].reads.get(column)
+            is_open = any(u != SOURCE and not tables[u].is_complete for u in spec.upstream)
+            if is_open and not reads:  # it may pass through
+                return True
             is_passed = reads == [(spec.upstream[0], column)]
             if spec.runs_udf and not is_passed and (not reads or spec.columns is None):
                 reads = [(spec.upstream[0], each) for each in spec.columns or (PATH,)]
-            if not reads:  # a constant, unless the columns above are not known
-                return any(u != SOURCE and not tables[u].is_complete for u in spec.upstream)
-            return any(is_made_from_path(*each) for each in reads)
+            return any(is_made_from_path(*each) for each in reads or ())
 
         return next((c for c in self.columns if is_made_from_path(self.upstream[0], c)), None)
 

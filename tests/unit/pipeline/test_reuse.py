@@ -197,6 +197,10 @@ def test_a_function_over_files_that_gets_nothing_made_from_the_path_opens_none()
         assert mode(whole, "x") == "fragments"
         again = whole.project(f"again{name}", {"path": "path", "y": "x"})
         assert mode(again, "y") == "fragments"
+    above = photos.map_batches("above", same, columns=["path"], schema="infer")
+    options = {"columns": ["path"], "schema": {"z": "INT"}, "include_columns": True}
+    passed = above.map_batches("passed", same, **options)
+    assert mode(passed, "name") == "fragments", "a column that the first run infers"
 
 
 def test_the_files_of_the_source_that_rows_name_are_part_of_their_keys():
