@@ -255,7 +255,7 @@ class Pipeline(Rows):
 
     def _tables(self) -> dict[str, Table]:
         """Return the columns of each node, as far as they are known without the source."""
-        tables = {SOURCE: Table(dict.fromkeys(self.source.fixed_columns), is_complete=False)}
+        tables = {SOURCE: Table(dict.fromkeys(self.source._fixed_columns), is_complete=False)}
         for stage in self:
             inputs = {name: tables[name] for name in stage.spec.upstream}
             tables[stage.name] = stage.spec.outputs(self, inputs)

@@ -216,7 +216,7 @@ class Source(SourceReader):
         return ()
 
     @property
-    def fixed_columns(self) -> Sequence[str]:
+    def _fixed_columns(self) -> Sequence[str]:
         """The columns that it has whatever its files hold."""
         return ()
 

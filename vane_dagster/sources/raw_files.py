@@ -51,7 +51,7 @@ class FilesSource(FileSource):
         return _SCHEMA
 
     @property
-    def fixed_columns(self) -> Sequence[str]:
+    def _fixed_columns(self) -> Sequence[str]:
         """All of its columns."""
         names: list[str] = self.columns.names
         return names
