@@ -267,7 +267,14 @@ def _computed_from(expression: str, schema: pa.Schema, label: str) -> set[str]:
                 f"{schema.field(name).type}; SQL has no type for its values. Pass it through as "
                 "it is, and compute with it in a map_batches, or write it as another type"
             )
-    for name in names - {column.lower() for column in used}:
+    absent = names - {column.lower() for column in used}
+    refs = (node.get("column_names", ()) for node in _expressions(_parsed(expression, label)))
+    if "source" in absent and any([each.lower() for each in ref] == ["source"] for ref in refs):
+        raise DefinitionError(
+            f"{label}: {expression!r} reads 'source' as a whole row, and no column has this name; "
+            "name the columns, as in {'a': a, 'b': b}"
+        )
+    for name in absent:
         if name == "rowid" or is_value_function(name):
             raise _not_row_dependent(expression, name, label)
     return used

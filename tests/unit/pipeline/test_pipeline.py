@@ -319,6 +319,16 @@ def test_names_that_sql_takes_for_the_time_are_columns_only_where_there_is_one()
     assert bind(own, None, given, "here").field("x").type == pa.int32()
 
 
+def test_a_row_is_not_a_value():
+    given = pa.schema([("id", pa.int64())])
+    for text in ("to_json(source)", "Source", "source.id || source::VARCHAR"):
+        with pytest.raises(vd.errors.DefinitionError, match=r"'source' as a whole row"):
+            bind((("x", text),), None, given, "here")
+    bind((("x", "source.id + 1"),), None, given, "here")
+    named = pa.schema([("source", pa.string())])
+    assert bind((("x", "upper(source)"),), None, named, "here").field("x").type == pa.string()
+
+
 def test_an_expression_whose_values_no_column_can_hold():
     given = pa.schema([("id", pa.int64())])
     for text in ("id::UHUGEINT", "['12:00:00+02'::TIMETZ]", "{'a': id::BIT}"):
