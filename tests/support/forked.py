@@ -254,7 +254,7 @@ def fork_what_is_spawned() -> None:
     vLLM spawns two processes for each engine, and each takes 20 s of CPU time to import it.
     """
     importlib.import_module("setproctitle").getproctitle()  # needs the environment at the start
-    multiprocessing.util.spawnv_passfds = _forked  # type: ignore[assignment]
+    multiprocessing.util.spawnv_passfds = _forked  # type: ignore[assignment]  # a patch
 
 
 def vllm_python(folder: Path) -> Path:

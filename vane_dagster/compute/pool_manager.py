@@ -191,7 +191,7 @@ class PoolManager:
             self._began = True
 
     async def _adopt(self, worker: str) -> None:
-        """Adopt a worker as soon as it answers, which code that holds the GIL may delay.
+        """Adopt a worker as soon as it answers. User code that holds the GIL may delay its answer.
 
         A worker that does not answer is ended, unless a run leases it. One that a run has replaced
         meanwhile is ended, too.

@@ -89,8 +89,8 @@ class WaveProgress:
             stats.batches += report.batches
             stats.retries += report.retries
             stats.rate_limited += report.rate_limited
-            for pool in self._pools.values():
-                if report.rate_limited and stage in pool.time.stages:
+            if report.rate_limited:
+                for pool in (p for p in self._pools.values() if stage in p.time.stages):
                     pool.time = replace(pool.time, limited_by=_RATE_LIMIT)
             stats.fits = report.fits or stats.fits
             stats.gpus += report.gpus

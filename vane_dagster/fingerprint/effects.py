@@ -63,11 +63,15 @@ _PARSERS = frozenset({
 })  # fmt: skip
 """Libraries whose functions return new values."""
 _TEXTS = (ast.Constant, ast.JoinedStr)
+"""Values that nothing can change."""
 _DISPLAYS = (*_TEXTS, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
+"""These, and containers that belong to the variable that they are assigned to."""
 _DECLARING = frozenset({"dagster", "vane_dagster"})
+"""Libraries whose base classes run no code of a subclass when an instance is made."""
 _CONSTRUCTING = frozenset({
     "__init__", "__new__", "__post_init__", "__setattr__", "model_post_init", "__init_subclass__",
 })  # fmt: skip
+"""Methods that run when an instance is made."""
 _IsDeclared = Callable[[ast.AST | None], bool]
 
 _REBINDING = (
@@ -413,12 +417,13 @@ class Effects:
             return False
         given = [*node.args, *(each.value for each in node.keywords)]
         own = [made for each in given for made in self._own(module, each)[1]]
-        return any(
-            isinstance(each, (ast.FunctionDef, ast.Lambda)) for each in (*own, *given)
-        ) or any(isinstance(each, ast.Name) and each.id in inner for each in given)
+        is_inner = any(getattr(each, "id", "") in inner for each in given)
+        return is_inner or any(isinstance(e, (ast.FunctionDef, ast.Lambda)) for e in (*own, *given))
 
     def _makes_new(self, module: Module, act: Act, root: ast.Name) -> bool:
         """Return whether an act calls what changes nothing and returns new values."""
+        if not isinstance(act.node, ast.Call):
+            return False
         source = self._finder.source(str(module.path))
         called, begun = paths(act.target), paths(root)
         is_imported = all(isinstance(path, Imported) for path in begun)
@@ -430,8 +435,6 @@ class Effects:
         if (is_imported or is_builtin) and called and called <= _QUIET:
             return True
         values = [getattr(unit.nodes[-1], "value", None) for unit in source.binding(root.id)]
-        if not isinstance(act.node, ast.Call):
-            return False
         if values and all(isinstance(v, _TEXTS) or _is_logger(v) for v in values):
             return True
         classes = self._own(module, act.target)[1] if act.kind == "call" else ()

@@ -60,10 +60,10 @@ def keep_rows(store: FragmentStore, context: dg.OutputContext, obj: Any) -> None
 
 
 def _input_partitions(context: dg.InputContext) -> tuple[Sequence[str | None] | None, bool]:
-    """Return the partitions of an input, and whether those that are missing are left out.
+    """Return the partitions of an input, and whether missing ones are left out.
 
-    Dagster maps a check without partitions to all partitions of the asset. In a run of partitions
-    it gets those of the run, in any other run those that there are.
+    Dagster maps a check without partitions to all partitions of the asset. Here the check reads
+    the partitions of the run, or, in a run without partitions, all that are materialized.
     """
     if not context.has_asset_partitions:
         return None, False

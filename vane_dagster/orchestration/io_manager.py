@@ -31,8 +31,8 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
     input annotation: `pyarrow.Table` (also without annotation), `pyarrow.dataset.Dataset`,
     `pyarrow.RecordBatchReader`, `pandas.DataFrame`, `polars.DataFrame`, `polars.LazyFrame`,
     `duckdb.DuckDBPyRelation` or `ray.data.Dataset`. Several partitions form one table, in the order
-    of their definition. A check without partitions gets those of the run, or all that are
-    materialized. The metadata of the input selects ``columns`` and can set
+    of their definition. A check without partitions reads the partitions of the run, or all
+    that are materialized. The metadata of the input selects ``columns`` and can set
     ``allow_missing_partitions``.
 
     With a `fallback` it is a branch: a partition of a stage that the branch has committed is its

@@ -11,12 +11,7 @@ import pyarrow as pa
 
 from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import require_columns
-from vane_dagster.errors import (
-    CodeIdentityError,
-    DefinitionError,
-    SchemaError,
-    names,
-)
+from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError, names
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity, worker_code_digest
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.pipeline.contracts import (
@@ -199,8 +194,9 @@ class MapBatchesSpec(StageKind):
 
     def why_by_fragment(self, pipeline: Pipeline) -> str:
         """See `StageKind`."""
-        is_open = self.reuse.mode == "fragments"
-        return (self._obstacle_to_row_reuse(pipeline) if is_open else None) or ""
+        if self.reuse.mode != "fragments":
+            return ""
+        return self._obstacle_to_row_reuse(pipeline) or ""
 
     def _obstacle_to_row_reuse(self, pipeline: Pipeline) -> str | None:
         """Return why rows cannot be reused one by one, and the fix; None if they can."""
@@ -233,7 +229,7 @@ class MapBatchesSpec(StageKind):
         return None
 
     def _names_file(self, pipeline: Pipeline) -> str | None:
-        """Return a column made from `PATH` that the code gets; None if it gets that, or none."""
+        """Return a column made from the path that the code reads; None if it reads the path too."""
         if self._takes_files or not self.columns or PATH in self.columns:
             return None
         tables = pipeline._tables()

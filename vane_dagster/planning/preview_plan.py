@@ -47,8 +47,8 @@ def sampling(
     """Return the plan of a stage's first rows in fragments that lack no other stage.
 
     Returns:
-        The plan, and what returns `planned` with the parts that were computed, for the stages
-        downstream. None if there is no row.
+        The plan, and a function that adds the computed parts to `planned`, so that stages
+        downstream can read them. None if no row reaches the stage.
     """
     for partition in planned.partitions:
         preview = _Preview(planned, partition, stage, computes_input=False)

@@ -27,7 +27,7 @@ class Found(NamedTuple):
     """What is stored of a plan's fragments.
 
     Attributes:
-        keys: The key of each fragment; the one for new parts if there is no part.
+        keys: The key of each fragment. A fragment without a part has the key for new parts.
         parts: The parts, by the fragment's index.
         leaving: The indexes of fragments with a part of their key that is about to be deleted.
     """
@@ -129,7 +129,7 @@ class StoredParts:
         return Found(tuple(chosen), parts, frozenset(leaving))
 
     def others(self, parts: Collection[Part]) -> tuple[Part, ...]:
-        """Return all parts but those of the manifest in force and some others."""
+        """Return the other parts: neither among `parts` nor in the manifest in force."""
         taken = self._in_force.keys() | {part.info.name for part in parts}
         files = [each for key in self._existing for each in self._files(key)]
         read = in_threads(self._read, [each for each in files if each.name not in taken])

@@ -217,7 +217,7 @@ class Source(SourceReader):
 
     @property
     def _fixed_columns(self) -> Sequence[str]:
-        """The columns that it has whatever its files hold."""
+        """The columns that do not depend on what its files hold."""
         return ()
 
     _types_note: ClassVar[str] = ""

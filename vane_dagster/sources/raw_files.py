@@ -53,8 +53,7 @@ class FilesSource(FileSource):
     @property
     def _fixed_columns(self) -> Sequence[str]:
         """All of its columns."""
-        names: list[str] = self.columns.names
-        return names
+        return [*self.columns.names]
 
     @property
     def reading(self) -> str:
