@@ -170,7 +170,7 @@ class WorkerGroup:
         self._status_calls: dict[int, Worker] = {}
         self._ask_at: dict[Worker, float] = {}
         self._leased = frozenset(lease.workers())
-        self._noticed, self._said_retrying = set[str](), set[str]()
+        self._noticed, self._said_waits = set[str](), set[str]()
         for worker in lease.workers():
             self._start(worker)
 
@@ -237,9 +237,9 @@ class WorkerGroup:
         elif not isinstance(done.report, WorkerStatus):
             if not worker_queue.calls_by_worker[worker]:  # else the answers to its calls tell
                 self.replace_lost(worker, done.lost, starting=False)
-        elif text := done.report.retrying:
-            if worker.pool not in self._said_retrying:
-                self._said_retrying.add(worker.pool)
+        elif text := done.report.waits:
+            if worker.pool not in self._said_waits:
+                self._said_waits.add(worker.pool)
                 where = ", ".join(self.stages(worker))
                 self._emit(Noticed(f"{where}: {text} (worker {worker.name})"))
         elif (server := done.report.server) is not None:
@@ -390,7 +390,7 @@ class WorkerGroup:
         """Report pools without a ready worker every half minute.
 
         Also ask workers that take too long to start for their status, and all servers. Workers
-        with calls are asked every half minute whether they wait to repeat some.
+        with calls are asked every half minute what they wait for.
         """
         for worker, due in self._ask_at.items():
             if self._clock() >= due:
@@ -399,7 +399,7 @@ class WorkerGroup:
         if self._clock() - self._last_start_report < _START_REPORT_SECONDS:
             return
         self._last_start_report = self._clock()
-        self._said_retrying.clear()
+        self._said_waits.clear()
         for pool in self._by_identity.values():
             for worker, calls in self.worker_queues[pool.identity].calls_by_worker.items():
                 if calls and worker not in self._status_calls.values():

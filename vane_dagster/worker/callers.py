@@ -24,6 +24,7 @@ from vane_dagster.worker.batch_formats import given_batch
 from vane_dagster.worker.column_results import as_columns, column_arguments
 from vane_dagster.worker.inferred_types import RowTypes, result_types, types_table
 from vane_dagster.worker.kept_values import kept
+from vane_dagster.worker.open_calls import OpenCalls
 from vane_dagster.worker.protocol import CallUdf, Work
 from vane_dagster.worker.results import from_result
 from vane_dagster.worker.row_results import RowResults, row_arguments, row_function
@@ -51,6 +52,7 @@ class UserCode:
         work: The task: its schema, id and location.
         kwargs: Keyword arguments.
         revoked: Returns whether to stop.
+        open_calls: The worker's calls in flight.
     """
 
     call: Callable[..., Any]
@@ -58,6 +60,7 @@ class UserCode:
     work: Work
     kwargs: Mapping[str, Any]
     revoked: Callable[[], bool]
+    open_calls: OpenCalls
 
     def given(self, batch: pa.Table) -> pa.Table:
         """Return the columns of a batch that the code gets."""
@@ -84,18 +87,18 @@ class UserCode:
     async def in_turns(
         self,
         room: Room,
-        count: int,
+        ids: pa.ChunkedArray,
         rows: Iterable[tuple[Any, ...]],
         call: Callable[..., Coroutine[Any, Any, Any]],
         turn: Callable[[], Room] = nullcontext,
     ) -> list[Any]:
-        """Call async code for each row in room of its own; return results, or their errors.
+        """Call async code for the row of each id in room of its own; return results, or errors.
 
         The time limit of a row begins once it has its `turn`. A `StageError` is raised at once: the
         other rows would have it too.
         """
-        answers: list[Any] = [None] * count
-        turns, numbered = iter(range(count)), enumerate(rows)
+        answers: list[Any] = [None] * len(ids)
+        turns, numbered = iter(range(len(ids))), enumerate(rows)
 
         async def next_rows() -> None:
             for _ in turns:
@@ -105,14 +108,15 @@ class UserCode:
                     place, values = next(numbered)
                     try:
                         async with turn():
-                            answer = await within(self.op.policy.timeout_s, call(*values))
+                            with self.open_calls.one(ids.slice(place, 1)):
+                                answer = await within(self.op.policy.timeout_s, call(*values))
                     except Exception as error:  # of the turn, e.g. no replica is ready
                         answer = error
                     if isinstance(answer, StageError):
                         raise answer
                     answers[place] = answer
 
-        in_flight = min(self.op.max_concurrency, count)
+        in_flight = min(self.op.max_concurrency, len(ids))
         tasks = [asyncio.ensure_future(next_rows()) for _ in range(in_flight)]
         try:
             await asyncio.gather(*tasks)
@@ -151,10 +155,8 @@ class RequestsCaller(BatchCaller):
 
     def results(self, batch: pa.Table, room: Room) -> AsyncIterator[Any]:
         """See `BatchCaller`."""
-        rows = self._rows(batch)
-        return self._code.results(
-            functools.partial(self._code.in_turns, room, batch.num_rows, rows)
-        )
+        code, ids = self._code, batch.column(self._code.op.ids[0])
+        return code.results(functools.partial(code.in_turns, room, ids, self._rows(batch)))
 
     def _rows(self, batch: pa.Table) -> Iterator[tuple[dict[str, Any]]]:
         yield from row_arguments(_WHOLE_ROW, given_batch(self._code.given(batch), "pyarrow"))
@@ -193,7 +195,8 @@ class RowCaller:
             results = RowResults(self._contract, batch, code.op, code.work)
         if code.op.is_async:
             row = functools.partial(self._row, results)
-            answers = await code.in_turns(room, batch.num_rows, enumerate(rows), row)
+            ids = batch.column(code.op.ids[0])
+            answers = await code.in_turns(room, ids, enumerate(rows), row)
             for place, answer in enumerate(answers):
                 if isinstance(answer, BaseException):
                     results.fail(place, answer)

@@ -210,8 +210,8 @@ class Host:
         """Return what the worker is doing. Called from other threads."""
         status_here, server = self.startup.status(), self.server
         if server is None:
-            retrying = self._caller.retrying() if self._caller else ""
-            return replace(status_here, retrying=masked(retrying))
+            waits = self._caller.open_calls.describe() if self._caller else ""
+            return replace(status_here, waits=masked(waits))
         status = server.status()
         if status.endpoint is not None:
             endpoint = replace(status.endpoint, node_id=own_node_id())

@@ -279,13 +279,13 @@ class WorkerStatus:
         seconds: Seconds since the construction of its model began; None if none is running.
         at: The stack of the thread that constructs it.
         server: The state of the server, if the worker runs one.
-        retrying: How many rows are called again, and why; empty if none are.
+        waits: Rows that are called again, or a call that takes long, for people; empty for neither.
     """
 
     seconds: float | None = None
     at: str = ""
     server: ServerStatus | None = None
-    retrying: str = ""
+    waits: str = ""
 
 
 def load_failed(fault: Fault) -> LoadReport:

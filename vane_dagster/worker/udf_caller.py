@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments
 from vane_dagster._user_errors import contained, hinted, is_shutdown
-from vane_dagster.errors import RowErrors, UdfError, described, names
+from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.pipeline.contracts import CALL
 from vane_dagster.providers.usage import spent_on
 from vane_dagster.servers.directory import SERVER_MOVED, directory
@@ -30,6 +30,7 @@ from vane_dagster.worker.callers import Revoked, Room, UserCode, at_once, within
 from vane_dagster.worker.event_loop import EventLoop
 from vane_dagster.worker.health import Health, UnhealthyModelError, check_alive
 from vane_dagster.worker.isolation import one_process
+from vane_dagster.worker.open_calls import OpenCalls
 from vane_dagster.worker.output_ids import with_ids
 from vane_dagster.worker.pools import ModelSpec
 from vane_dagster.worker.protocol import CallUdf, Work
@@ -50,7 +51,6 @@ from vane_dagster.worker.watchdog import deadline
 T = TypeVar("T")
 _REVOKED_SECONDS = 0.5
 _SERVER_POLL_SECONDS = 0.5
-_MAX_SHOWN = 300
 _numbers = itertools.count()
 
 
@@ -60,7 +60,7 @@ class UdfCaller:
     Attributes:
         sizes: The batch sizes that the worker has learned.
         health: The health check of the model.
-        retried: The latest errors of the rows of each batch that are called again.
+        open_calls: Its calls in flight, and its rows that are called again.
     """
 
     def __init__(self, model: ModelSpec, target: Callable[..., Any]) -> None:
@@ -71,7 +71,7 @@ class UdfCaller:
         self._events = EventLoop()
         self._rooms: dict[int, asyncio.Semaphore] = {}
         self._alone: dict[int, asyncio.Lock] = {}
-        self.retried: dict[int, Sequence[BaseException]] = {}
+        self.open_calls = OpenCalls()
         self.health = Health(target, self._events)
 
     def call(
@@ -87,7 +87,7 @@ class UdfCaller:
         if keeps_nulls:  # only this package fills the column of errors
             schema = work.schema.remove(work.schema.get_field_index(ERROR_COLUMN))
             own = replace(work, schema=schema)
-        run = _TableCalls(self, UserCode(call, op, own, kwargs, revoked))
+        run = _TableCalls(self, UserCode(call, op, own, kwargs, revoked, self.open_calls))
         started = time.perf_counter()
         readable, unread = split_unread(table)
         batches = self.sizes.cut(readable, op.batch_size)
@@ -130,14 +130,6 @@ class UdfCaller:
             cancelled=run.stopped,
         )
         return replace(computed, report=report)
-
-    def retrying(self) -> str:
-        """Describe the rows that are called again; empty if there are none. For any thread."""
-        if not (errors := [*self.retried.values()]):
-            return ""
-        rows, last = sum(map(len, errors)), described(errors[-1][-1])
-        are = "row is" if rows == 1 else "rows are"
-        return f"{rows:,} {are} called again after errors, the last: {last[:_MAX_SHOWN]}"
 
     def room(self, size: int) -> asyncio.Semaphore:
         """Return the semaphore that bounds a stage's calls in flight, over all slices."""
@@ -226,7 +218,7 @@ class _TableCalls:
 
         async def wait(seconds: float, errors: Sequence[BaseException]) -> None:
             if errors:
-                self.caller.retried[batch_number] = errors
+                self.caller.open_calls.retried[batch_number] = errors
             await self._wait(seconds)
 
         batch_number = next(_numbers)
@@ -236,7 +228,7 @@ class _TableCalls:
         except Revoked:
             return None
         finally:
-            self.caller.retried.pop(batch_number, None)
+            self.caller.open_calls.retried.pop(batch_number, None)
 
     async def _beside(self, function: Callable[..., T], *args: Any) -> T:
         """Run a function of this package without blocking the event loop."""
@@ -274,13 +266,11 @@ class _TableCalls:
             self.calls += 1
             calls = self._answered(batch, room)
             answer: Answer | None
-            if by_row:
+            if by_row and self.op.is_async:
                 answer = await calls
-            elif self.op.is_async:
-                answer = await within(self.op.policy.timeout_s, calls)
             else:
-                with deadline(self.op.policy.timeout_s):
-                    answer = await calls
+                with self.caller.open_calls.one(batch.column(self.op.ids[0])):
+                    answer = await self._within_limit(calls)
             if answer is None:
                 raise Revoked
             if isinstance(answer, UnhealthyModelError):
@@ -288,6 +278,17 @@ class _TableCalls:
             if not isinstance(answer, pa.Table):
                 await self._beside(self.caller.health.check, False, True)
             return answer
+
+    async def _within_limit(self, calls: Coroutine[Any, Any, Answer | None]) -> Answer | None:
+        """Return the answer of a call; rows that are called one by one have limits of their own."""
+        limit = self.op.policy.timeout_s
+        if self.op.contract.by_row:
+            return await calls
+        if self.op.is_async:
+            answer: Answer | None = await within(limit, calls)
+            return answer
+        with deadline(limit):
+            return await calls
 
     async def _answered(self, batch: pa.Table, room: Room) -> Answer | None:
         """Return the rows of a call, or its error, including its own cancellation.

@@ -84,7 +84,7 @@ def test_a_pool_whose_rows_are_called_again_is_reported_every_half_minute():
         asked = {w: group.lease.calls.pop(("status", w)) for _, w in [*group.lease.calls]}
         assert asked.keys() == (set() if now == 29.0 else {FIRST, SECOND}), "not the idle one"
         for ticket in asked.values():
-            group.group.handle_done(CallResult(ticket, WorkerStatus(retrying="9 rows are called")))
+            group.group.handle_done(CallResult(ticket, WorkerStatus(waits="9 rows are called")))
     assert group.notices == ["label: 9 rows are called (worker m-1)"] * 2
 
     now = 92.0

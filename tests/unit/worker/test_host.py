@@ -153,10 +153,29 @@ def test_a_worker_says_what_it_waits_to_repeat(host, monkeypatch):
         expected = (
             "5 rows are called again after errors, the last: ConnectionError: 503, overloaded"
         )
-        assert host.status().retrying == expected
+        assert host.status().waits == expected
         host.revoke("lease")
         assert running.result(10)[1].cancelled
-    assert host.status().retrying == ""
+    assert host.status().waits == ""
+
+
+def test_a_worker_names_the_row_that_it_waits_for(host, monkeypatch):
+    monkeypatch.setattr("vane_dagster.worker.open_calls._LONG_SECONDS", 0.0)
+    waits, end = threading.Event(), threading.Event()
+
+    def slow(batch):
+        waits.set()
+        end.wait(10)
+        return batch
+
+    host.hold(ModelSpec("slow", False, "", b""), slow)
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(host.run, WORK, ROWS)
+        assert waits.wait(10)
+        assert host.status().waits.startswith("the call for the 5 rows from 0 has run for")
+        end.set()
+        running.result(10)
+    assert host.status().waits == ""
 
 
 class EngineDeadError(RuntimeError):
