@@ -304,6 +304,52 @@ edit(
     ),
 )
 
+# A lambda among the arguments of a declaration stands for itself.
+_LAMBDA = """import vane_dagster as vd
+K = 1
+p = vd.Pipeline("docs", source=vd.parquet("a"), id="id")
+p.map("first", lambda text: len(text), schema={"y": "INT"}, concurrency=1)
+p.map("b", lambda text: len(text) + K, schema={"y": "INT"}).map("c", lambda y: y, schema="INT")
+udf = p["b"].spec.udf.target
+if __name__ == "__main__":
+    p.run(partitions="a")
+"""
+for old, new, changes in [
+    ("concurrency=1", "concurrency=2", False),
+    ('parquet("a")', 'parquet("b")', False),
+    ("lambda text: len(text), ", "lambda text: 2, ", False),
+    ("lambda y: y", "lambda y: 3", False),
+    ('partitions="a"', 'partitions="b"', False),
+    ("len(text) + K", "len(text) - K", True),
+    ("K = 1", "K = 2", True),
+]:
+    inside(f"beside a lambda: {old}", _LAMBDA, old, new, changes=changes)
+inside(
+    "a lambda in a comprehension",
+    "def made(*given, key):\n    return given\nudf = made([lambda x, k=k: k for k in (1, 3)], "
+    "key=lambda y: y)[0][0]\n",
+    "(1, 3)",
+    "(2, 3)",
+)
+inside(
+    "the device of another model",
+    "import torch\nDEVICE = 'cuda:1' if torch.cuda.is_available() else 'cpu'\n"
+    "def udf(b):\n    return torch.ones(1)\n",
+    "cuda:1",
+    "cuda:2",
+    changes=False,
+)
+# A path in code that an import does not execute.
+inside(
+    "the main guard of a decorated class",
+    "import torch\ndef build():\n    return 3\nclass udf:\n    @torch.inference_mode()\n"
+    "    def __call__(self, b):\n        return build()\n"
+    "if __name__ == '__main__':\n    torch.save(build(), 'w1.pt')\n",
+    "w1.pt",
+    "w2.pt",
+    changes=False,
+)
+
 # The importing module itself changes what it imports, or its own names.
 inside(
     "a call that fills a dict",

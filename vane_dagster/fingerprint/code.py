@@ -14,7 +14,10 @@ Names:
       or inside a compound statement; a package then counts with all of its modules. An import under
       ``try`` or ``with`` may fail, so every file of the user's that it executes counts as a whole.
     - A class counts with all of its methods. A lambda, and a function or class made inside a
-      function, counts with the top-level statement that holds it.
+      function, counts with the top-level statement that holds it; a lambda that is an argument in
+      a chain of calls by itself.
+    - Modules are located on `sys.path`, then in the folders of modules that declare stages, and in
+      the current one. Code under ``if __name__ == "__main__"`` does not count.
     - Docstrings, type hints and names of local variables count; comments and layout do not.
     - A literal module name, as in ``import_module("helpers")``, counts like an import. A computed
       one that begins with a package, like ``f"plugins.{name}"``, counts like an import of all its

@@ -41,7 +41,8 @@ _PURE = _INERT | {
 _VALUES = _PURE | {
     "__future__", "abc", "argparse", "attr", "attrs", "collections", "contextlib", "copy",
     "datetime", "enum", "fractions", "hashlib", "json", "math", "pydantic", "re", "string",
-    "textwrap", "threading", "time", "types", "uuid", "zoneinfo",
+    "textwrap", "threading", "time", "torch.cuda.device_count", "torch.cuda.is_available", "types",
+    "uuid", "zoneinfo",
 }  # fmt: skip
 """Libraries whose results are all that a call or decorator leaves behind."""
 _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})

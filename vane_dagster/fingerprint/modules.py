@@ -141,6 +141,15 @@ def _declaring_places() -> tuple[str, ...]:
     return tuple(places)
 
 
+def _declaring_folders() -> list[str]:
+    """Return the folders from which modules that declare stages import, and the current one.
+
+    Dagster has them on `sys.path` only while it loads definitions.
+    """
+    folders = {os.path.dirname(place.rstrip(os.sep)) for place in _declaring_places()}
+    return [*sorted(folders), os.getcwd()]
+
+
 @functools.lru_cache(maxsize=16384)
 def path_kind(path: str) -> ModuleKind:
     """Return the kind of a source file, or of a folder whose path ends with a separator."""
@@ -196,6 +205,8 @@ class Finder:
                 return None
             search = parent.search
         spec = _find_spec(name, search)
+        if spec is None and search is None:
+            spec = _find_spec(name, _declaring_folders())
         if spec is None:
             return None
         if spec.origin in ("built-in", "frozen"):

@@ -148,8 +148,9 @@ class SourceFile:
         parts = [part for statement in self.tree.body for part in _parts_of(statement)]
         for position, part in enumerate(parts):
             unit = SymbolSource(path, [part], position)
-            if not unit.is_main_guard:
-                self.statements.append(unit)
+            if unit.is_main_guard:
+                continue
+            self.statements.append(unit)
             for name in sorted(unit.touched):
                 self.units.setdefault(name, []).append(unit)
         self.stars = self.units.pop("*", [])  # statements with `from module import *`
@@ -210,7 +211,8 @@ class SourceFile:
     def place(self, code: types.CodeType) -> tuple[SymbolSource, int] | None:
         """Return the top-level statement that holds code, and the place of the code in it.
 
-        The place is that among the functions of this name. Statements on one line are one. None if
+        The place is that among the functions of this name. Statements on one line are one. A lambda
+        that is an argument, as in ``docs.map("n", lambda text: ...)``, stands for itself. None if
         the file no longer holds the code.
         """
         at = self._statement_at(code.co_firstlineno)
@@ -218,8 +220,11 @@ class SourceFile:
         if code_digest(code) not in alike:
             return None
         nodes = [each for each in self.tree.body[at:] if each.lineno <= code.co_firstlineno]
-        unit = SymbolSource(self.path, nodes or self.tree.body[at : at + 1])
-        return unit, alike.index(code_digest(code))
+        nodes, place = nodes or self.tree.body[at : at + 1], alike.index(code_digest(code))
+        given = _lambda_arguments(nodes) if code.co_name == "<lambda>" else []
+        if len(given) == len(alike):  # there are no others
+            nodes, place = [ast_digest.as_statement(given[place])], 0
+        return SymbolSource(self.path, nodes), place
 
     def _statement_at(self, line: int) -> int:
         ends = [each.end_lineno or 0 for each in self.tree.body]
@@ -238,6 +243,20 @@ class SourceFile:
             digests.setdefault(key, []).append(code_digest(code))
             waiting += [item for item in code.co_consts if isinstance(item, types.CodeType)]
         return digests
+
+
+def _lambda_arguments(statements: Sequence[ast.stmt]) -> list[ast.AST]:
+    """Return the lambdas among the arguments of a chain of calls, in the order of evaluation."""
+    chained: ast.AST | None = getattr(statements[0], "value", None)
+    lambdas: list[ast.AST] = []
+    while isinstance(chained, (ast.Call, ast.Attribute)):
+        if isinstance(chained, ast.Call):
+            given = [*chained.args, *(keyword.value for keyword in chained.keywords)]
+            lambdas[:0] = [each for each in given if isinstance(each, ast.Lambda)]
+            chained = chained.func
+        else:
+            chained = chained.value
+    return lambdas if len(statements) == 1 else []
 
 
 def _bindings(nodes: Iterable[ast.AST]) -> Counter[str]:

@@ -268,6 +268,25 @@ def test_script_functions_are_found_by_their_file(
         assert digest(body, edited=edited) != digest(edited), "the script runs as it was"
 
 
+def test_modules_that_functions_import_are_found_after_the_definitions_were_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "later_made.py").write_text("K = 1\n")
+    (tmp_path / "early_defs.py").write_text(
+        "import vane_dagster as vd\n"
+        "def f(x):\n    import later_made\n    return later_made.K\n"
+        "p = vd.Pipeline('p', source=vd.table([{'x': 1}]), id='x')\np.map('a', f, schema='INT')\n"
+    )
+    with pytest.MonkeyPatch.context() as loading:  # as Dagster does
+        loading.syspath_prepend(tmp_path)
+        import early_defs  # type: ignore[import-not-found]  # just written
+    monkeypatch.chdir("/")
+    before = code_identity(early_defs.f)
+    assert "later_made" in before.modules
+    (tmp_path / "later_made.py").write_text("K = 2\n")
+    assert code_identity(early_defs.f).digest != before.digest
+
+
 def test_a_file_is_the_same_code_as_a_script_and_as_a_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
