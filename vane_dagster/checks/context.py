@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from vane_dagster._texts import count
-from vane_dagster.errors import VaneError
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -156,21 +155,12 @@ class Recomputation:
     """A random sample of recomputed input rows.
 
     Attributes:
-        read: Reads the sampled rows of each fragment; raises VaneError for unreadable parts.
-        loads: Number of models loaded for the sample.
-        warm: Number of models that were already warm.
+        read: Reads the sampled rows of each fragment. Raises VaneError if they could not be
+            computed, or parts are unreadable.
         code_changed: Whether the stage's code has changed since the rows were stored.
-        fragments: Number of fragments of the partition.
-        sampled_fragments: Number of fragments in the sample.
-        changed_fragments: Number of fragments excluded because their source files have changed.
-        error: The reason why nothing could be computed.
+        source_changed: Whether source files have changed since, so that nothing was sampled.
     """
 
     read: Callable[[], Sequence[RecomputedRows]]
-    loads: int = 0
-    warm: int = 0
     code_changed: bool = False
-    fragments: int = 0
-    sampled_fragments: int = 0
-    changed_fragments: int = 0
-    error: VaneError | None = None
+    source_changed: bool = False

@@ -12,8 +12,8 @@ from vane_dagster._arguments import positive
 from vane_dagster._texts import count
 from vane_dagster.checks.base import ANY, Check, listed
 from vane_dagster.checks.comparison import as_metadata, compare, described
-from vane_dagster.checks.context import CheckOutcome, Recomputation
-from vane_dagster.errors import VaneError
+from vane_dagster.checks.context import CheckOutcome
+from vane_dagster.errors import VaneError, first_line
 
 if TYPE_CHECKING:
     from vane_dagster.checks.partition import CheckContext
@@ -66,10 +66,10 @@ class Reproducible(Check):
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the recomputed rows with the stored rows."""
         again = context.recomputed()
-        metadata: dict[str, Any] = {"loads": again.loads, "warm": again.warm}
-        metadata["code_changed"] = again.code_changed
-        if again.error is not None:
-            return _failed("The rows could not be computed again", again.error, metadata)
+        metadata: dict[str, Any] = {"code_changed": again.code_changed}
+        if again.source_changed:
+            text = "Nothing was compared: source files have changed since. Materialize it again"
+            return CheckOutcome(False, text, metadata, severity="WARN")
         try:
             read = again.read()
             rows = sum(len(each.ids) for each in read)
@@ -81,37 +81,11 @@ class Reproducible(Check):
                 )
             ]
         except VaneError as error:
-            what = "The rows could not be compared with what is stored"
-            return _failed(what, error, metadata)
-        metadata |= {
-            "rows": rows,
-            "fragments": again.sampled_fragments,
-            "fragments_with_changed_source": again.changed_fragments,
-            **as_metadata(differences, "stored", "computed"),
-        }
-        skipped = _skipped(again)
+            text = f"The rows could not be computed again and compared: {first_line(error)}"
+            return CheckOutcome(False, text, {**metadata, "error": str(error)})
+        metadata |= {"rows": rows, **as_metadata(differences, "stored", "computed")}
         if differences:
             text = described(differences, rows, "stored rows")
             since = "; the stage's code has changed since" if again.code_changed else ""
-            return CheckOutcome(False, f"{text}{since}{skipped}", metadata)
-        if not rows and again.changed_fragments:
-            text = f"Nothing could be compared{skipped}"
-            return CheckOutcome(False, text, metadata, severity="WARN")
-        return CheckOutcome(
-            True, f"{count(rows, 'row')} computed again; all match{skipped}", metadata
-        )
-
-
-def _skipped(again: Recomputation) -> str:
-    if not again.changed_fragments:
-        return ""
-    return (
-        f". The source files of {again.changed_fragments:,} of {again.fragments:,} fragments "
-        "have changed since, so their rows were not compared; materialize it again"
-    )
-
-
-def _failed(what: str, error: VaneError, metadata: Mapping[str, Any]) -> CheckOutcome:
-    text = str(error)
-    first = text.partition(chr(10))[0]
-    return CheckOutcome(False, f"{what}: {first}", {**metadata, "error": text})
+            return CheckOutcome(False, f"{text}{since}", metadata)
+        return CheckOutcome(True, f"{count(rows, 'row')} computed again; all match", metadata)

@@ -10,10 +10,9 @@ from vane_dagster._lazy import pc
 from vane_dagster.checks.context import RecomputedRows, RowOutcomes
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
-from vane_dagster.planning.sample_plan import Sampled
 from vane_dagster.sources.planned_read import read_planned
 from vane_dagster.storage.filesystem import StoragePath
-from vane_dagster.storage.manifest import PartInfo
+from vane_dagster.storage.manifest import Manifest, PartInfo
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
 
@@ -21,7 +20,7 @@ from vane_dagster.storage.store import Store
 def read_sample(
     plan: RunPlan,
     partition: PartitionPlan,
-    sampled: Sampled,
+    manifest: Manifest,
     made: Sequence[Part],
     store: Store,
 ) -> list[RecomputedRows]:
@@ -29,9 +28,9 @@ def read_sample(
     (stage,) = plan.selected
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
     given = pipeline._keys_of(stage)[1 if spec.makes_rows else 0].column
-    folder = store.parts_of(sampled.stored)
+    folder = store.parts_of(manifest)
     samples = []
-    for index, (before, now) in enumerate(zip(sampled.stored.parts, made)):
+    for index, (before, now) in enumerate(zip(manifest.parts, made)):
         ids = _sampled_ids(plan, partition, index, store)
         stored = read_row_outcomes(folder, before, given, ids)
         computed = read_row_outcomes(now.folder, now.info, given, ids)

@@ -13,7 +13,6 @@ from vane_dagster.checks.base import Check
 from vane_dagster.checks.context import Recomputation
 from vane_dagster.engine.inference import pinned
 from vane_dagster.errors import names
-from vane_dagster.events import Event, PoolLoads, WorkerReady
 from vane_dagster.orchestration.check_events import CheckLog, describe_checks, run_partitions
 from vane_dagster.orchestration.progress import log_text
 from vane_dagster.orchestration.resources import Compute
@@ -83,24 +82,12 @@ def _recomputed(
     rows = dict.fromkeys(manifests, check.rows_to_recompute)
     pipeline = pinned(stage.pipeline, stage.name, run.store)
     sample = plan_sample(pipeline, stage.name, manifests, run.store, rows, seed)
-    loads = PoolLoads()
-
-    def listen(event: Event) -> None:
-        if isinstance(event, WorkerReady) and event.stages and not event.server:
-            loads.add(event.report)
-        log_text(context.log, event)
-
-    with recomputed(replace(run, listen=listen), sample, compute) as results:
+    run = replace(run, listen=partial(log_text, context.log))
+    with recomputed(run, sample, compute) as read:
         for key, manifest in manifests.items():
-            sampled = sample.sampled.get(key)
             recomputation = Recomputation(
-                read=partial(results.read, key),
-                loads=loads.loads,
-                warm=loads.warm,
+                read=partial(read, key),
                 code_changed=manifest.definition != sample.plan.definitions[stage.name],
-                fragments=sampled.fragments if sampled else 0,
-                sampled_fragments=len(sampled.stored.parts) if sampled else 0,
-                changed_fragments=sampled.changed if sampled else 0,
-                error=results.failed.get(key),
+                source_changed=key in sample.changed,
             )
             yield key, run.check_runner.recomputed(check, manifest, recomputation)

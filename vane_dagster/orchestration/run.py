@@ -24,7 +24,7 @@ from vane_dagster.engine.executor import execute
 from vane_dagster.engine.inference import SchemaInference
 from vane_dagster.engine.recompute import delete_parts, read_sample
 from vane_dagster.engine.stage_batches import stage_batches
-from vane_dagster.errors import ComputeError, VaneError
+from vane_dagster.errors import ComputeError
 from vane_dagster.events import (
     Connected,
     Event,
@@ -200,37 +200,30 @@ def execute_preview(
     return {each.stage: each.parts for each in made}
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Results of the plan of a sample.
-
-    Attributes:
-        failed: The errors of the partitions that could not be computed.
-        read: Reads the rows of a partition, as stored and as computed; none if none was sampled.
-    """
-
-    failed: Mapping[str | None, VaneError]
-    read: Callable[[str | None], Sequence[RecomputedRows]]
+ReadSample = Callable[[str | None], Sequence[RecomputedRows]]
+"""Reads the sampled rows of a partition, or raises the error that prevented their computation."""
 
 
 @contextmanager
-def recomputed(run: RunContext, sample: SamplePlan, compute: Compute) -> Iterator[Sample]:
+def recomputed(run: RunContext, sample: SamplePlan, compute: Compute) -> Iterator[ReadSample]:
     """Execute the plan of a sample; delete its parts at the end."""
     plan, made, failed = sample.plan, list[Recomputed](), list[Failed]()
     partitions = {each.key: each for each in plan.partitions}
 
     def read(key: str | None) -> Sequence[RecomputedRows]:
+        if key in errors:
+            raise errors[key]
         if key not in partitions:
             return ()
-        return read_sample(plan, partitions[key], sample.sampled[key], parts[key], run.store)
+        return read_sample(plan, partitions[key], sample.stored[key], parts[key], run.store)
 
     try:
         if plan.partitions:
             with closing(Connection(compute, plan.pipeline, plan.selected)) as connection:
                 made, failed = _recomputed(run, plan, connection.backend())
-        errors = {each.partition: each.error for each in failed}
+        errors = {**plan.failed, **{each.partition: each.error for each in failed}}
         parts = {each.partition: each.parts for each in made}
-        yield Sample({**plan.failed, **errors}, read)
+        yield read
     finally:
         delete_parts(plan, run.store)
 

@@ -169,8 +169,9 @@ class Stage(Rows):
             What was compared.
 
         Raises:
-            PlanError: If a row differs or cannot be computed, something else than code or arguments
-                changed, or a stage upstream was edited too.
+            PlanError: If a row differs, something else than code or arguments changed, or a stage
+                upstream was edited too.
+            VaneError: If a row cannot be computed.
         """
         given = (rows, tolerance, partitions, undo, store, compute)
         return self.pipeline._adopt(self.name, *given)

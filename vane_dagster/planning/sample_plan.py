@@ -11,7 +11,7 @@ import secrets
 import time
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from random import Random
 from typing import TypeVar
@@ -43,32 +43,18 @@ K = TypeVar("K")
 
 
 @dataclass(frozen=True)
-class Sampled:
-    """The origin of a partition's sample.
-
-    Attributes:
-        stored: The partition's manifest, with only the parts of the sampled fragments.
-        fragments: The number of fragments of the partition.
-        changed: The number of fragments that cannot be compared because their source files have
-            changed.
-    """
-
-    stored: Manifest
-    fragments: int
-    changed: int
-
-
-@dataclass(frozen=True)
 class SamplePlan:
     """A plan of samples, and their origin.
 
     Attributes:
         plan: The plan; a partition without a row to compute is not in it.
-        sampled: The origin of the sample, for each partition that did not fail.
+        stored: The manifests of its partitions, with only the parts of the sampled fragments.
+        changed: Partitions that cannot be compared because their source files have changed.
     """
 
     plan: RunPlan
-    sampled: Mapping[str | None, Sampled]
+    stored: Mapping[str | None, Manifest]
+    changed: Collection[str | None]
 
 
 def plan_sample(
@@ -98,26 +84,29 @@ def plan_sample(
         location = f"pipeline {pipeline.name!r}"
         listed = source.list_files(list(manifests), location)
     planned: list[PartitionPlan] = []
-    sampled: dict[str | None, Sampled] = {}
+    stored: dict[str | None, Manifest] = {}
+    changed = set[str | None]()
     failed: dict[str | None, VaneError] = {}
     for key, manifest in manifests.items():
         made = replace(manifest, partition=key)
         planner = _Sampler(pipeline, stage, made, store, source, rule, listed.get(key, ()))
         try:
-            given = (rows[key], partition_seed(seed, key), fragments)
-            partition, sampled[key] = planner.plan(*given)
+            sampled = planner.plan(rows[key], partition_seed(seed, key), fragments)
         except VaneError as error:
             failed[key] = error
             continue
-        if partition.fragments:
-            planned.append(partition)
+        if sampled is None:
+            changed.add(key)
+        elif sampled[0].fragments:
+            planned.append(sampled[0])
+            stored[key] = sampled[1]
     files = {stage: pipeline[stage].spec.local_files()}
     present = {stage: stage_definition(pipeline, pipeline[stage].spec)}
     plan = RunPlan(
         pipeline, (stage,), planned, failed, present, rule, source, listed_at=time.monotonic(),
         files=files,
     )  # fmt: skip
-    return SamplePlan(plan, sampled)
+    return SamplePlan(plan, stored, changed)
 
 
 def spread(rows: Mapping[K, int], most: int | None, seed: int) -> Counter[K]:
@@ -168,7 +157,8 @@ class _Sampler:
         where = in_partition(self._manifest.partition)
         return f"stage '{self._pipeline.name}/{self._stage}'{where}"
 
-    def plan(self, rows: int, seed: int, most: int) -> tuple[PartitionPlan, Sampled]:
+    def plan(self, rows: int, seed: int, most: int) -> tuple[PartitionPlan, Manifest] | None:
+        """Return the plan and its part of the manifest; None if source files have changed."""
         manifest, stage, key = self._manifest, self._stage, self._manifest.partition
         keys = tuple(each.column for each in self._pipeline._keys_of(stage))
         if manifest.keys and tuple(manifest.keys) != keys:
@@ -177,17 +167,20 @@ class _Sampler:
                 f"store, and by {names(keys)} now. Materialize it first"
             )
         inputs = self._inputs()
-        listed = self._unchanged()
+        listed: Mapping[str, FileRecord] = {}
+        if reads_source := SOURCE in self._spec.upstream:
+            listed = self._unchanged()
+            if any(file.url not in listed for file in manifest.files):
+                return None
         base = self._spec.base_node(self._pipeline)
-        counts = {}
-        for index, fragment in enumerate(manifest.fragments):
-            if listed is None or all(span.url in listed for span in fragment.spans):
-                own = fragment.stop - fragment.start
-                counts[index] = own if base == SOURCE else inputs[base].parts[index].rows
+        counts = {
+            index: each.stop - each.start if base == SOURCE else inputs[base].parts[index].rows
+            for index, each in enumerate(manifest.fragments)
+        }
         chosen = choose(counts, rows, seed, most)
         known = {stage: manifest.schema for stage, manifest in inputs.items()}
         recorded: Sequence[FragmentRecord] = manifest.fragments
-        if chosen and listed is not None:
+        if chosen and reads_source:
             # All files: the sampled files alone may have fewer columns or narrower types.
             table = self._source.split(list(listed.values()), self._rule, self._location, key)
             table = with_ids(table, self._pipeline.id_rule, self._location)
@@ -197,21 +190,20 @@ class _Sampler:
             by_identity = {each.identity: each for each in present}
             recorded = [by_identity.get(each.identity, each) for each in recorded]
         schemas = self._pipeline._resolve_schemas([stage], known) if chosen else {}
-        changed = len(manifest.fragments) - len(counts)
         fragments = tuple(recorded[i] for i in chosen)
         few = {s: replace(m, parts=[m.parts[i] for i in chosen]) for s, m in inputs.items()}
         own_keys = tuple(secrets.token_hex(20) for _ in chosen)  # no other plan finds these parts
         plan = PartitionPlan(
             key=key,
-            listed=listed or {},
+            listed=listed,
             fragments=fragments,
             stages={stage: StagePlan(manifest.plan, manifest.generation, None, own_keys)},
             inputs=few,
             schemas=schemas,
             sample=dict(enumerate(chosen.values())),
         )
-        stored = replace(manifest, parts=[manifest.parts[i] for i in chosen], fragments=fragments)
-        return plan, Sampled(stored, len(manifest.fragments), changed)
+        parts = [manifest.parts[i] for i in chosen]
+        return plan, replace(manifest, parts=parts, fragments=fragments)
 
     def _inputs(self) -> dict[str, Manifest]:
         """Return the manifests that the partition was made from, of the stages now read."""
@@ -236,10 +228,8 @@ class _Sampler:
         agreed(self._location, tuple(self._manifest.fragments), inputs)
         return inputs
 
-    def _unchanged(self) -> dict[str, FileRecord] | None:
-        """Return the source files, as listed now, that have not changed; None if none is read."""
-        if SOURCE not in self._spec.upstream:
-            return None
+    def _unchanged(self) -> dict[str, FileRecord]:
+        """Return the source files, as listed now, that have not changed."""
         recorded = {file.url: file for file in self._manifest.files}
         if not recorded and self._manifest.fragments:
             raise PlanError(
