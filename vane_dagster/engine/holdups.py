@@ -41,11 +41,6 @@ def holdups(
         capacity: Resources of the compute resource; None if it would have to be started first.
         running: Identities of the pools that have workers.
     """
-    refused = EqualErrors()
-    for partition in plan.partitions:
-        for text in partition.refused.values():
-            refused.add(partition.key, text)
-    yield from refused.texts()
     yield from _failed_checks(plan, store)
     yield from _budgets(plan, forecast)
     needed = plan.needed()

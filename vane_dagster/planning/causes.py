@@ -10,13 +10,7 @@ import pyarrow as pa
 from vane_dagster._texts import in_partitions, listed
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources.files import file_version
-from vane_dagster.storage.manifest import (
-    Component,
-    FileRecord,
-    Manifest,
-    ManifestName,
-    generation_number,
-)
+from vane_dagster.storage.manifest import Component, FileRecord, Manifest, ManifestName
 from vane_dagster.types.schema import type_name
 
 Causes = Counter[str]
@@ -35,7 +29,7 @@ def causes(
     components: Sequence[Component],
     raised: str,
     files: Sequence[FileRecord],
-    upstream: Mapping[str, tuple[str, str, str]],
+    upstream: Mapping[str, str],
     undone: Sequence[str],
     schema: pa.Schema,
 ) -> Causes:
@@ -47,7 +41,7 @@ def causes(
         components: What the stage's definition consists of.
         raised: What gives it another generation; empty if nothing does.
         files: The source files.
-        upstream: The plan's digest and the generation of each upstream stage, and what raises that.
+        upstream: The plan's digest of each upstream stage.
         undone: The names of its adoptions that were undone.
         schema: The columns of its rows.
     """
@@ -59,12 +53,10 @@ def causes(
     if SOURCE in former.reads:
         counts += _changed_files(former.files, files)
     others = {} if raised in (FORCED, ALWAYS) else upstream
-    for stage, (digest, generation, why) in others.items():
+    for stage, digest in others.items():
         then = ManifestName.parse(former.upstream.get(stage, ""))
         if then is None or then.plan != digest:
-            number = generation_number(generation)
-            by = f" by {why}" if then and generation_number(then.generation) < number else ""
-            counts[f"upstream stage {stage!r} changed{by}"] = 1
+            counts[f"upstream stage {stage!r} changed"] = 1
     types = _changed_types(former.schema, schema) if SOURCE in former.reads else []
     if not counts and former.plan == plan:
         counts[LOST] = 1

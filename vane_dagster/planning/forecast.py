@@ -61,8 +61,6 @@ class StageForecast:
             that is computed first may drop some; "about" if it makes several of one, and "unknown"
             if it never ran: one of each is counted then.
         copied: Input rows of these fragments that equal stored rows, where rows were counted.
-        may_be_copied: Of `rows`, those that equal rows of other fragments, where rows were counted:
-            they are copied unless the function takes less than 10 µs a row.
         due: The partitions that are not up to date. Each has a count for each cause, for example
             of changed files; the key is None for an unpartitioned pipeline.
         worker_seconds: Seconds that all workers together would take; None without stored parts to
@@ -75,8 +73,8 @@ class StageForecast:
         token_cost: Price of these tokens; None without prices.
         cost: Price of tokens and GPU hours together; None without prices.
         sampled: Rows of a sample by which it was measured; 0 if stored rows are the measure.
-        is_sampled_on_request: A plan with a sample can measure it: a stage that does not publish.
-        is_unreached: No row of a sample that was asked for reached the stage.
+        is_sampled_on_request: A plan with a sample may measure it, where none was asked for: a
+            stage that does not publish.
         before_edit: Whether the stored rows that are the measure are from before an edit.
         adopted: The adoptions by which stored results stay in force, each in a line, the latest
             last.
@@ -95,7 +93,6 @@ class StageForecast:
     rows_are: Known
     due: Mapping[str | None, Mapping[str, int]]
     copied: int = 0
-    may_be_copied: int = 0
     worker_seconds: Interval | None = None
     seconds: Interval | None = None
     load_seconds: float | None = None
@@ -105,7 +102,6 @@ class StageForecast:
     cost: Interval | None = None
     sampled: int = 0
     is_sampled_on_request: bool = True
-    is_unreached: bool = False
     before_edit: bool = False
     adopted: Sequence[str] = ()
     by_fragment: str = ""
@@ -127,8 +123,6 @@ class StageForecast:
             rows, more = "nothing to compute", count(self.stored_fragments, "fragment")
         stored = f", {more} in the store" if self.stored_fragments else ""
         copied = f", {count(self.copied, 'row')} copied from equal ones" if self.copied else ""
-        if self.may_be_copied:
-            rows += f" ({self.may_be_copied:,} of them copied, unless a row takes less than 10 µs)"
         yield f"{todo:,} of {count(self.partitions, 'partition')}: {rows}{copied}{stored}"
         yield from adopted
         yield f"because: {describe(self.due, self.partitions)}"
@@ -142,7 +136,6 @@ class StageForecast:
 
     def _costs(self) -> Iterator[str]:
         hint = "; --sample 50 measures it" if self.is_sampled_on_request else ""
-        hint = "; no row of the sample reaches it" if self.is_unreached else hint
         if self.seconds is None or self.worker_seconds is None:
             unknown = f"unknown, because the store has nothing to measure by{hint}"
             yield unknown if self.rows else "less than a second"
@@ -309,7 +302,7 @@ def check_limits(
     gpu_hour_price: float | None,
     count_rows: Callable[[], CountedRows],
 ) -> Iterator[str]:
-    """Yield which stages have no cost to compare with a limit of the run, or one before an edit.
+    """Yield which stages have no cost to compare with a limit of the run.
 
     Args:
         plan: The plan.
@@ -329,32 +322,18 @@ def check_limits(
         forecasted = forecast(plan, store, gpu_hour_price, count_rows())
     for name, most in given.items():
         field, text = _LIMITED[name]
-        total, hints = _total(forecasted, field), list[str]()
-        for stage in forecasted.stages:
-            spec = plan.pipeline[stage.stage].spec
-            if getattr(stage, field):
-                if stage.before_edit:
-                    by = "by results from before the edit"
-                    hints.append(f"{stage.stage}: {name} counts its cost {by}")
-            elif stage.fragments and _is_priced(spec, field, gpu_hour_price):
-                why = "because no stored results measure its cost"
-                hints.append(f"{stage.stage}: {name} does not count it, {why}")
+        total = _total(forecasted, field)
         if total[1] > most:
-            fix, bounds = f"Raise {name}, or run fewer partitions", list[str]()
-            if total[0] <= most:
-                known = ((s.stage, s.rows_are) for s in forecasted.stages if getattr(s, field))
-                bounds = [stage for stage, rows_are in known if rows_are != "exact"]
-            if bounds:
-                fix = (
-                    f"The highest amount is an upper bound: fewer rows may reach {names(bounds)}, "
-                    f"or rows may equal others. {fix}, or run the stages upstream first"
-                )
             raise BudgetError(
                 f"pipeline {plan.pipeline.name!r}: the run would {text.format(between(total))}, "
-                f"and its {name} is {amount(most, 6)}; nothing was computed. {fix}; `vane-dagster "
-                "plan --rows` says what is due, and why"
+                f"and its {name} is {amount(most, 6)}; nothing was computed. Raise {name}, or run "
+                "fewer partitions or stages; `vane-dagster plan --rows` says what is due, and why"
             )
-        yield from hints
+        for stage in forecasted.stages:
+            is_priced = _is_priced(plan.pipeline[stage.stage].spec, field, gpu_hour_price)
+            if stage.fragments and is_priced and not getattr(stage, field):
+                why = "because no stored results measure its cost"
+                yield f"{stage.stage}: {name} does not count it, {why}"
 
 
 def _total(forecasted: Forecast, field: str) -> Interval:
@@ -380,7 +359,6 @@ class _Count:
         known: What is known about that.
         computed: Of rows to compute, how many are computed at least.
         copied: Others that are copied, if they were counted.
-        may_be_copied: Of those to compute, how many may be copied, if they were counted.
     """
 
     most: int = 0
@@ -388,7 +366,6 @@ class _Count:
     known: Known = "exact"
     computed: float = 0.0
     copied: int = 0
-    may_be_copied: int = 0
 
 
 class _Forecaster:
@@ -399,7 +376,7 @@ class _Forecaster:
     ) -> None:
         self._gpu_hour_price = gpu_hour_price
         self._plan, self._pipeline, self._store = plan, plan.pipeline, store
-        self._counted = counted
+        self._counted, self._is_sampled = counted, False
         # Only for stages with something to compute: a store that is up to date is listed once.
         self._history = functools.cache(self._read_history)
         self._open = functools.cache(functools.partial(_whole, store, plan.pipeline.name))
@@ -409,6 +386,7 @@ class _Forecaster:
 
     def take_samples(self, measure: Callable[[Sequence[str]], Mapping[str, Sample]]) -> None:
         """Measure the stages to compute whose present definition has computed nothing yet."""
+        self._is_sampled = True
         needed = self._plan.needed()
         unknown = [stage for stage in needed if not self._history(stage).is_current]
         samples = measure(unknown) if unknown else {}
@@ -437,8 +415,7 @@ class _Forecaster:
             rows_are=max(known, key=_ORDER.index),
             due={key: dict(each) for key, each in due.items()},
             copied=sum(each.copied for each in counts),
-            may_be_copied=repeated + sum(each.may_be_copied for each in counts),
-            is_sampled_on_request=not spec.publishes,
+            is_sampled_on_request=not (spec.publishes or self._is_sampled),
             adopted=[each.summary for each in self._plan.adopted.get(stage, ())],
             by_fragment=spec.why_by_fragment(self._pipeline) if again and not edits else "",
             edits=edits,
@@ -462,7 +439,7 @@ class _Forecaster:
             least, most, copied = counted
             _, unknown = self._counted.rows.get((key, self._base(stage), index), (0, 0))
             known: Known = "exact" if least == most + unknown else "at_most"
-            return _Count(most + unknown, most + unknown, known, least, copied, most - least)
+            return _Count(most + unknown, most + unknown, known, least, copied)
         if plan.row_definition:
             rows = replace(rows, known=max(rows.known, "at_most", key=_ORDER.index))
             if plan.former and {*plan.causes} == {RETRIED}:
@@ -506,23 +483,15 @@ class _Forecaster:
         return _History(self._opened(stage, sorted(names.items())), self._equal(stage))
 
     def _opened(self, stage: str, places: Sequence[_Names]) -> list[Sequence[Manifest]]:
-        """Open the whole ones of the latest manifests of some partitions, the latest first.
+        """Open the latest manifests of some partitions that are whole, the latest first.
 
-        Those of a partition, until half of the latest one's rows were computed: a manifest whose
-        run has retried some rows has copies of the others.
+        Several of a partition: one whose run has retried some rows has copies of the others.
         """
 
         def latest(place: _Names) -> Sequence[Manifest]:
             folder, names = place
-            manifests: list[Manifest] = []
-            for name in names[: -_MAX_VERSIONS - 1 : -1]:
-                if (opened := self._open(stage, folder, name)) is not None:
-                    manifests.append(opened)
-                    if 2 * _computed(_distinct(manifests)) >= sum(
-                        p.rows_in for p in manifests[0].parts
-                    ):
-                        break
-            return manifests
+            opened = (self._open(stage, folder, name) for name in names[: -_MAX_VERSIONS - 1 : -1])
+            return [each for each in opened if each is not None]
 
         return in_threads(latest, places[:: max(1, -(-len(places) // _MAX_PARTITIONS))])
 
@@ -583,11 +552,9 @@ class _History:
         self._parts: Sequence[PartInfo] = _distinct(self._manifests)
         self._timed = self._parts
         self._sample: Sample | None = None
-        self._is_unreached = False
 
     def take(self, sample: Sample) -> None:
         """Measure by a sample."""
-        self._is_unreached = not sample.parts
         if sample.parts:
             self._sample, self._latest = sample, sample.parts
             self._parts = [*sample.warm_up, *sample.parts]
@@ -630,7 +597,6 @@ class _History:
             margin = _MARGIN + _FEW_PARTS_MARGIN / math.sqrt(len(rates))
             return low * (1 - margin) * least, high * (1 + margin) * most
 
-        estimate = replace(estimate, is_unreached=self._is_unreached)
         work = of(lambda part: part.made.seconds if part.made else None, self._timed)
         if work is None:
             return estimate

@@ -108,8 +108,6 @@ class PartitionPlan:
         preview: The number of first rows to compute of each fragment, of the source or of stored
             parts of upstream stages; empty for a plan that computes all. The counts of the
             fragments and of these parts are those of the first rows. Nothing is committed.
-        refused: Why the targets of `write` stages refuse their rows, by stage, in a plan that no
-            run follows; a run's plan fails.
     """
 
     key: str | None
@@ -122,7 +120,6 @@ class PartitionPlan:
     schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
     sample: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     preview: tuple[int, ...] = ()
-    refused: Mapping[str, str] = field(default_factory=dict)
 
     @functools.cached_property
     def touched(self) -> Mapping[str, FileRecord]:

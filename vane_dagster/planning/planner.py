@@ -265,10 +265,10 @@ class _Planner:
         """Return whether a stage is computed whatever the store holds."""
         return self.force or self.pipeline[stage].spec.reuse.mode == "none"
 
-    def _raised_by(self, stage: str, option: str = "") -> str:
-        """Return what raises a stage's generation: what it declares, or an option of a run."""
+    def _raised_by(self, stage: str) -> str:
+        """Return what raises a stage's generation: what it declares, or an option of the run."""
         is_always = self.pipeline[stage].spec.reuse.mode == "none"
-        return ALWAYS if is_always else option or (FORCED if self.force else RETRIED)
+        return ALWAYS if is_always else FORCED if self.force else RETRIED
 
     def _in_force(self, key: str | None, stage: str) -> Manifest | None:
         name = self.latest[stage].get(key)
@@ -307,12 +307,11 @@ class _Planner:
                 "the source with allow_empty=True"
             )
         schemas = self.pipeline._resolve_schemas(self.selected, known)
-        published, refused = self._published_schemas(key, stages, schemas)
-        schemas |= published
+        schemas |= self._published_schemas(key, stages, schemas)
         keys = {SOURCE: tuple(fragment.identity for fragment in fragments)}
         keys |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
-        versions = {s: (plan.digest, plan.generation) for s, plan in stages.items()}
-        versions |= {s: (each.plan, each.generation) for s, each in input_names.items()}
+        versions = {s: plan.digest for s, plan in stages.items()}
+        versions |= {s: each.plan for s, each in input_names.items()}
         expanded: dict[str, StagePlan] = {}
         given_up = set[str]()  # stages that were, and those downstream of them
         for stage, plan in stages.items():
@@ -363,9 +362,7 @@ class _Planner:
                 row_floor=in_force.row_floor if in_force else 0,
                 **rows,
             )
-        return PartitionPlan(
-            key, expanded, files, {}, fragments, inputs, input_names, schemas, refused=refused
-        )
+        return PartitionPlan(key, expanded, files, {}, fragments, inputs, input_names, schemas)
 
     def _named(
         self,
@@ -415,7 +412,7 @@ class _Planner:
         plan: StagePlan,
         in_force: Manifest | None,
         files: Sequence[FileRecord],
-        read: Mapping[str, tuple[str, str]],
+        read: Mapping[str, str],
         schema: pa.Schema,
     ) -> Causes:
         """Return why a stage is not up to date in a partition."""
@@ -428,16 +425,7 @@ class _Planner:
                 why = self._raised_by(stage)
             elif (in_force.partition, stage) in self.lost:
                 why = LOST
-        return causes(
-            in_force,
-            plan.digest,
-            now,
-            why,
-            files,
-            {u: (*each, self._raised_by(u, f"{FORCED} or {RETRIED}")) for u, each in read.items()},
-            plan.undone,
-            schema,
-        )
+        return causes(in_force, plan.digest, now, why, files, read, plan.undone, schema)
 
     def _require_same_versions(
         self, stage: str, key: str | None, stages: Mapping[str, StagePlan]
@@ -469,22 +457,14 @@ class _Planner:
         key: str | None,
         stages: Mapping[str, StagePlan],
         schemas: Mapping[str, pa.Schema],
-    ) -> tuple[dict[str, pa.Schema], dict[str, str]]:
-        """Return the schemas in which `write` stages store rows, verified against their targets.
-
-        If no run follows the plan, also why targets refuse rows, by stage: the rest is still true.
-        """
-        stored, refused = dict[str, pa.Schema](), dict[str, str]()
+    ) -> dict[str, pa.Schema]:
+        """Return the schemas in which `write` stages store rows, verified against their targets."""
+        stored = dict[str, pa.Schema]()
         for stage, plan in stages.items():
             if publisher := self.pipeline[stage].spec.publisher(key):
                 location = f"stage '{self.pipeline.name}/{stage}'"
-                try:
-                    stored[stage] = publisher.stored(schemas[stage], location)
-                    if plan.done is None and (stage, stored[stage]) not in self._fitting:
-                        publisher.check(stored[stage], location)
-                        self._fitting.append((stage, stored[stage]))
-                except VaneError as error:
-                    if self.keep:
-                        raise
-                    refused[stage] = str(error)
-        return stored, refused
+                stored[stage] = publisher.stored(schemas[stage], location)
+                if plan.done is None and (stage, stored[stage]) not in self._fitting:
+                    publisher.check(stored[stage], location)
+                    self._fitting.append((stage, stored[stage]))
+        return stored

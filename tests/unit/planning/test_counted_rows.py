@@ -133,9 +133,7 @@ def test_a_limit_counts_rows_to_compute_and_names_what_is_only_bounded(tmp_path,
     write(tmp_path, dict.fromkeys(range(61), 1))  # all rows but one would be copied
     asked().run(**given)
     write(tmp_path, dict.fromkeys(range(61 + 60), 1))  # up to twice the limit, but never less
-    with pytest.raises(
-        BudgetError, match=r"cost 4\d to .*: fewer rows may reach 'second', or rows"
-    ):
+    with pytest.raises(BudgetError, match=r"cost 4\d to .*run fewer partitions or stages"):
         asked().run(**given)
 
 
@@ -148,8 +146,7 @@ def test_equal_rows_of_two_fragments_are_counted_once_at_least(tmp_path, store):
     made.fragment_rows = 3
     plan = made.plan(store=store, rows=True)
     assert counted(plan)["added"] == (4, "at_most", 1)
-    line = "at most 4 rows in 2 fragments (1 of them copied, unless a row takes less than 10 µs), 1"
-    assert line in str(plan)
+    assert "at most 4 rows in 2 fragments, 1" in str(plan)
 
 
 def test_rows_that_cannot_be_read_are_not_counted_and_said(tmp_path, store):
