@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from vane_dagster._keywords import require_columns
 from vane_dagster._lazy import pc
-from vane_dagster._texts import Printed, amount, count, table
+from vane_dagster._texts import Printed, count, table
 from vane_dagster.checks.comparison import (
     Difference,
     Mask,
@@ -70,15 +70,11 @@ class Version:
     Attributes:
         name: As the user has named it.
         rows: Its rows in the partitions that are compared.
-        seconds_per_thousand: Worker seconds of a thousand computed rows; None if unknown.
-        tokens_per_thousand: Tokens of a thousand rows, also of copied ones; None without prompts.
         columns: Columns that the other version lacks.
     """
 
     name: str
     rows: int
-    seconds_per_thousand: float | None
-    tokens_per_thousand: float | None
     columns: Sequence[str]
 
 
@@ -136,8 +132,6 @@ class Diff(Printed):
                 ("equal", f"{self.equal:,}", f"{self.equal:,}"),
                 ("different", f"{self.different:,}", f"{self.different:,}"),
                 ("columns only here", ", ".join(a.columns) or "-", ", ".join(b.columns) or "-"),
-                ("worker s per 1,000 rows", *_amounts(a, b, "seconds_per_thousand")),
-                ("tokens per 1,000 rows", *_amounts(a, b, "tokens_per_thousand")),
             ],
         )
         for column in self.columns:
@@ -232,9 +226,10 @@ def compare_versions(
             )
         chosen_columns = [name for name in both if name in wanted]
         comparison.add(chosen_columns, partial(_columns, rows), ids)
+    lacking = [schemas[place] - schemas[1 - place] - {ERROR_COLUMN} for place in (0, 1)]
     versions = [
-        _version(side.name, own, sorted(schemas[place] - schemas[1 - place] - {ERROR_COLUMN}))
-        for place, (side, own) in enumerate(zip(sides, chosen))
+        Version(side.name, sum(manifest.rows for manifest in own), sorted(columns_of))
+        for side, own, columns_of in zip(sides, chosen, lacking)
     ]
     return Diff(
         label,
@@ -336,26 +331,6 @@ def _columns(versions: Sequence[StoredRows], name: str) -> list[pa.Array]:
     return [plain(table.column(0)) for table in tables]
 
 
-def _version(name: str, manifests: Sequence[Manifest], columns: Sequence[str]) -> Version:
-    parts = [part for manifest in manifests for part in manifest.parts]
-    rows = sum(part.rows_in for part in parts) / 1000
-    computed = sum(part.rows_in - part.copied for part in parts if part.made) / 1000
-    seconds = sum(part.made.seconds for part in parts if part.made)
-    tokens = [
-        sums.get("prompt_tokens", 0) + sums.get("completion_tokens", 0)
-        for part in parts
-        for sums in part.measures.values()
-        if "prompt_tokens" in sums
-    ]
-    return Version(
-        name,
-        sum(manifest.rows for manifest in manifests),
-        seconds / computed if computed else None,
-        sum(tokens) / rows if tokens and rows else None,
-        columns,
-    )
-
-
 def _with_fields(
     path: tuple[str, ...], before: pa.Array, now: pa.Array
 ) -> Iterator[tuple[tuple[str, ...], pa.Array, pa.Array]]:
@@ -365,12 +340,6 @@ def _with_fields(
         _, fields = inside(before, now) or ((), ())
         for name, _, a, b in fields:
             yield from _with_fields((*path, name), a, b)
-
-
-def _amounts(before: Version, now: Version, field: str) -> Iterator[str]:
-    for version in (before, now):
-        value: float | None = getattr(version, field)
-        yield "-" if value is None else amount(value, 3)
 
 
 @dataclass
