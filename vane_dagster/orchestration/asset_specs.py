@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import Any
 
@@ -32,19 +31,7 @@ def stage_spec(pipeline: Pipeline, spec: StageSpec) -> dg.AssetSpec:
         deps=[*(stage_key(pipeline, name) for name in spec.upstream), *spec.asset.deps],
         code_version=code_version(stage_definition(pipeline, spec)),
         **_common(pipeline, spec.asset, spec.kind, spec.description),
-    ).merge_attributes(metadata=_declaration(pipeline, spec.name))
-
-
-def _declaration(pipeline: Pipeline, name: str) -> dict[str, Any]:
-    """Return where a stage is declared, as Dagster's code reference."""
-    file, line = pipeline._declared[name]
-    if not os.path.isfile(file):  # as for a notebook's cell
-        return {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dg.BetaWarning)
-        reference = dg.LocalFileCodeReference(file_path=file, line_number=line, label=name)
-        references = dg.CodeReferencesMetadataValue(code_references=[reference])
-    return {"dagster/code_references": references}
+    )
 
 
 def source_spec(pipeline: Pipeline, options: Asset) -> dg.AssetSpec:

@@ -13,7 +13,7 @@ from typing import Any
 import dagster as dg
 from pydantic import Field
 
-from vane_dagster.errors import DefinitionError, names
+from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.modules import files_read_once
 from vane_dagster.orchestration.asset_specs import check_specs, source_spec, stage_spec
 from vane_dagster.orchestration.io_manager import FragmentStore
@@ -77,19 +77,7 @@ def _spec(stage: Stage, spec_of: Callable[[Stage], dg.AssetSpec] | None) -> dg.A
     own = stage_spec(stage.pipeline, stage.spec)
     spec = spec_of(stage) if spec_of else own
     location = stage.pipeline._location(stage.name)
-    if spec.key != own.key:
-        raise DefinitionError(
-            f"{location}: its asset has the key {spec.key.to_user_string()}; expected "
-            f"{own.key.to_user_string()}, by which the store keeps its rows. Rename the pipeline "
-            "or the stage instead"
-        )
-    given = {each.asset_key.to_user_string() for each in spec.deps}
-    if lost := {each.asset_key.to_user_string() for each in own.deps} - given:
-        raise DefinitionError(
-            f"{location}: its asset does not depend on {names(sorted(lost))}, which the stage "
-            "reads. Name further dependencies in vd.Asset(deps=...)"
-        )
-    for name in ("code_version", "partitions_def"):
+    for name in ("key", "deps", "code_version", "partitions_def"):
         if (changed := getattr(spec, name)) != (expected := getattr(own, name)):
             raise DefinitionError(
                 f"{location}: its asset has {name}={changed!r}; expected {expected!r}, which "

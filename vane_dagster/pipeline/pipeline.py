@@ -226,7 +226,6 @@ class Pipeline(Rows):
         self._keys: dict[str, Keys] = {SOURCE: (IdColumn(self.id, SOURCE),)}
         self._checks: dict[str, tuple[Check, ...]] = {}
         self._executions: dict[str, int | None] = {}
-        self._declared: dict[str, tuple[str, int]] = {}
 
     @property
     def stages(self) -> Mapping[str, Stage]:
@@ -481,7 +480,7 @@ class Pipeline(Rows):
         self._keys = draft._keys
         self._checks = {**self._checks, spec.name: checks}
         self._executions = {**self._executions, spec.name: execution}
-        self._declared = {**self._declared, spec.name: _declaring_line()}
+        _count_declaring_code()
         self._stages = {**kept, spec.name: stage}
         return stage
 
@@ -492,16 +491,12 @@ def _execution() -> int | None:
     return None if shell is None else int(shell.execution_count)
 
 
-def _declaring_line() -> tuple[str, int]:
-    """Return the file and line outside of this package that is being executed.
-
-    The code of its package counts as the user's.
-    """
+def _count_declaring_code() -> None:
+    """Let the code of the package that declares a stage count as the user's."""
     frame = sys._getframe()
     while frame.f_globals.get("__name__", "").startswith("vane_dagster.") and frame.f_back:
         frame = frame.f_back
     count_as_own(frame.f_globals.get("__name__", ""))
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[Check, ...]:
