@@ -74,10 +74,10 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
         "'s3://lake/dev/published/{partition_key}'}. Others are published below its root.",
     )
 
-    def __init__(self, *values: Any, **arguments: Any) -> None:
+    def __init__(self, **arguments: Any) -> None:
         for name in {"root", "fallback"} & arguments.keys():
             arguments[name] = path_text(arguments[name])
-        super().__init__(*values, **arguments)
+        super().__init__(**arguments)
 
     def open(self) -> "Store":
         """Open the store at the root."""

@@ -10,7 +10,7 @@ import gc
 import sys
 import threading
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import dagster as dg
 from pydantic import Field
@@ -135,10 +135,6 @@ class RayCompute(Compute):
     `execution_backend` may reserve on this machine. Default: its CPUs and memory, and the GPUs that
     it does not give to the cluster.
     """
-
-    arguments_elsewhere: ClassVar[dict[str, str]] = dict.fromkeys(
-        LocalCluster.model_fields, "its cluster, vd.LocalCluster"
-    )
 
     cluster: dg.ResourceDependency[Any] = None  # type: ignore[assignment]  # optional
     subprocesses: dg.ResourceDependency[Any] = None  # type: ignore[assignment]  # optional

@@ -5,24 +5,13 @@ evaluation.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import dagster as dg
-from pydantic import Field, ValidationError
-
-from vane_dagster.errors import DefinitionError
+from pydantic import Field
 
 
 class RunOptions(dg.Config):
     """Run config of a pipeline, editable in Dagster's launchpad."""
-
-    def __init__(self, **given: Any) -> None:
-        """Validate the config."""
-        try:
-            super().__init__(**given)
-        except ValidationError as error:
-            wrong = (f"{e['loc'][0]} is {e['input']!r}: {e['msg']}" for e in error.errors())
-            raise DefinitionError(f"run config: {'; '.join(wrong)}") from None
 
     force: bool = Field(
         default=False,

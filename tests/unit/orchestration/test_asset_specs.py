@@ -108,7 +108,6 @@ def test_an_input_of_another_type_is_refused(tmp_path: Path) -> None:
     ("resource", "given", "line"),
     [
         (vd.RayCompute, {"adress": "auto"}, "'adress' of vd.RayCompute. Did you mean 'address'?"),
-        (vd.RayCompute, {"num_cpus": 2}, "write num_cpus=... at its cluster, vd.LocalCluster"),
         (vd.RayCompute, {"ray_address": "auto"}, "Did you mean 'address'?"),
         (vd.LocalCluster, {"zzz": "x"}, "its options are 'num_cpus', 'num_gpus', "),
         (vd.FragmentStore, {"rot": "/x"}, "'rot' of vd.FragmentStore. Did you mean 'root'?"),
@@ -118,11 +117,3 @@ def test_an_unknown_argument_is_refused(resource, given, line):
     with pytest.raises(vd.errors.DefinitionError) as refused:
         resource(**given)
     assert line in str(refused.value)
-
-
-def test_values_without_names_are_refused():
-    for kind in (vd.FragmentStore, vd.LocalCompute, vd.RayCompute):
-        with pytest.raises(
-            vd.errors.DefinitionError, match=f"{kind.__name__} takes its arguments by na"
-        ):
-            kind("x")

@@ -109,7 +109,7 @@ def test_wrong_options_are_named(tmp_path):
             numbers().run(store=str(tmp_path), select=select)
     with pytest.raises(DefinitionError, match="has no stages"):
         vd.Pipeline("none", source=vd.table([{"id": 1}]), id="id").run(store=str(tmp_path))
-    with pytest.raises(DefinitionError, match="run config: max_cost is -1: Input should be"):
+    with pytest.raises(ValueError, match=r"max_cost\n  Input should be"):
         numbers().run(store=str(tmp_path), max_cost=-1)
 
 
