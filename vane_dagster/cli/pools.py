@@ -38,14 +38,13 @@ def pools(context: click.Context, name: str | None, address: str | None, as_json
         if name or address or as_json:
             raise click.UsageError(f"write the options after {context.invoked_subcommand}")
         return
-    listed, silent = _listed(_managers(name, address))
+    listed = _listed(_managers(name, address))
     if as_json:
         print_json(listed)
     elif listed:
         click.echo(table([HEADER, *(row(pool) for pool in listed)]))
-    elif not silent:
+    else:
         click.echo("No pools: no model is loaded. A run that uses RayCompute makes them.")
-    sys.exit(1 if silent else 0)
 
 
 @pools.command()
@@ -64,18 +63,20 @@ def evict(
     if (pool is None) == (not everything):
         raise click.UsageError("give one pool, or --all")
     managers = _managers(name, address)
-    every, silent = _listed(managers)
+    every = _listed(managers)
     listed = every if pool is None else _chosen(every, pool)
-    ended = [one for one in listed if _end(managers[one["keeper"]], one, force)]
+    ended = [
+        one for one in listed if _ask(managers, one["keeper"], "evict", one["identity"], force)
+    ]
     for one in ended:
         click.echo(f"Ended {_shown(one)}.")
     left = [one for one in listed if one not in ended]
     for one in left:
         runs = ", ".join(one["leases"]) or "a run that has just begun"
         click.echo(f"{_shown(one)} is leased by {runs}; --force ends it.", err=True)
-    if not listed and not silent:
+    if not listed:
         click.echo("No pools: nothing to end.")
-    sys.exit(1 if left or silent else 0)
+    sys.exit(1 if left else 0)
 
 
 @pools.command()
@@ -89,7 +90,7 @@ def logs(pool: str, lines: int, name: str | None, address: str | None, as_json: 
 
     The output has the lines of all runs. Secrets in it are masked.
     """
-    workers = _chosen(_listed(_managers(name, address))[0], pool)[0]["workers"]
+    workers = _chosen(_listed(_managers(name, address)), pool)[0]["workers"]
     texts = {worker["name"]: ask_worker(worker["name"], "log", lines) for worker in workers}
     if as_json:
         print_json(texts)
@@ -113,7 +114,7 @@ def endpoint(
 
     It takes no lease, so the server may stop at any time.
     """
-    server = _chosen(_listed(_managers(name, address))[0], pool)[0]
+    server = _chosen(_listed(_managers(name, address)), pool)[0]
     if not server["server"]:
         raise click.ClickException(f"{_shown(server)} is not a server")
     own = socket.gethostname()
@@ -158,34 +159,20 @@ def _managers(name: str | None, address: str | None) -> dict[str, Any]:
     return pool_managers()
 
 
-def _listed(managers: dict[str, Any]) -> tuple[list[_Pool], list[str]]:
-    """Return the pools of all pool managers, and the names of managers that do not answer."""
-    ray: Any = importlib.import_module("ray")
-    listed, silent = [], []
-    for name, pool_manager in managers.items():
-        try:
-            answer = ray.get(pool_manager.pools.remote(), timeout=_ANSWER_SECONDS)
-        except ray.exceptions.RayError as error:
-            silent.append(name)
-            click.echo(f"{name} does not answer: {brief(error)}", err=True)
-        else:
-            # The field keeps its former name, because scripts read the JSON.
-            listed += [{"keeper": name, **pool} for pool in answer]
-    return listed, silent
+def _listed(managers: dict[str, Any]) -> list[_Pool]:
+    """Return the pools of all pool managers."""
+    # The field keeps its former name, because scripts read the JSON.
+    return [{"keeper": each, **pool} for each in managers for pool in _ask(managers, each, "pools")]
 
 
-def _end(pool_manager: Any, pool: _Pool, force: bool) -> bool:
-    """End a pool, unless runs lease it."""
+def _ask(managers: dict[str, Any], name: str, method: str, *given: Any) -> Any:
+    """Call a method of a pool manager."""
     ray: Any = importlib.import_module("ray")
     try:
-        return bool(
-            ray.get(pool_manager.evict.remote(pool["identity"], force), timeout=_ANSWER_SECONDS)
-        )
+        answer = getattr(managers[name], method).remote(*given)
+        return ray.get(answer, timeout=_ANSWER_SECONDS)
     except ray.exceptions.RayError as error:
-        raise ComputeError(
-            f"{pool['keeper']} does not answer, so {_shown(pool)} may not have ended: "
-            f"{brief(error)}. See `vane-dagster pools`"
-        ) from error
+        raise ComputeError(f"{name} does not answer to {method!r}: {brief(error)}") from error
 
 
 def _chosen(listed: list[_Pool], text: str) -> list[_Pool]:

@@ -189,18 +189,15 @@ def partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[s
             chosen.append(text)
             continue
         first, dots, last = text.replace("...", "..").partition("..")  # as Dagster writes them
-        edges = [first, last] if dots else [text]
+        edges = (first, last) if dots else (text, text)
         keys = list(known)
         if unknown := [key for key in edges if key not in known]:
             raise DefinitionError(
                 f"{location}: there is no partition {names(unknown)}; the first is {keys[0]!r}, "
                 f"the last {keys[-1]!r}"
             )
-        if isinstance(definition, dg.MultiPartitionsDefinition):  # a range in each dimension
-            given = dg.PartitionKeyRange(first, last), order.instance
-            chosen += definition.get_partition_keys_in_range(*given)
-        else:
-            chosen += keys[keys.index(first) : keys.index(last) + 1]
+        with dg.partition_loading_context(dynamic_partitions_store=order.instance):
+            chosen += definition.get_partition_keys_in_range(dg.PartitionKeyRange(*edges))
     if not chosen:
         raise DefinitionError(f"{location}: {partitions!r} names no partition")
     return list(dict.fromkeys(chosen))
