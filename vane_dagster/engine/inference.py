@@ -18,7 +18,7 @@ from vane_dagster.pipeline.stage_kind import with_upstream
 from vane_dagster.planning.definition import inference_definition
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.planning.preview_plan import EVERY, previews, sampling, with_rows
+from vane_dagster.planning.preview_plan import EVERY, MOST, previews, with_rows
 from vane_dagster.sources.base import Connect
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import first_faults
@@ -126,13 +126,15 @@ class SchemaInference:
                 self.listen(Noticed(f"stage {stage.name!r}: {text}: {spec.schema_code}", False))
         return pipeline
 
-    def first_rows(self, pipeline: Pipeline, stage: str, rows: int) -> FirstRows | None:
-        """Compute the first rows of a stage.
+    def first_rows(
+        self, pipeline: Pipeline, stage: str, rows: int, most: int = MOST
+    ) -> FirstRows | None:
+        """Compute the first rows of a stage, from at most `most` times as many input rows.
 
         If a filter upstream drops most of many rows, those that have reached the stage are enough.
         """
         computed: FirstRows | None = None
-        for plan in previews(self._planned(pipeline, stage), stage, rows):
+        for plan in previews(self._planned(pipeline, stage), stage, rows, most):
             computed = self._computed(plan, stage)
             enough = 1 if sum(plan.partitions[0].preview) >= _MANY * rows else rows
             if computed.rows_in >= enough and (computed.rows or computed.error):
@@ -157,23 +159,6 @@ class SchemaInference:
         """Compute a stage from as many of the first rows as were read before."""
         size = sum(read.plan.partitions[0].preview)
         return self._computed(next(previews(self._planned(pipeline, stage), stage, size)), stage)
-
-    def plan(self, pipeline: Pipeline) -> RunPlan:
-        """Plan what the store lacks of the selected stages, in all partitions."""
-        given = (pipeline, self.selected, self.partitions, self.store)
-        return plan_run(*given, expand=True, keep=self.pins, connect=self.connect)
-
-    def sample(self, planned: RunPlan, stage: str, rows: int) -> tuple[RunPlan, FirstRows] | None:
-        """Compute the first rows of a stage whose input is in a plan.
-
-        Returns:
-            The plan with what was computed, and this; None if no row reaches the stage.
-        """
-        if (found := sampling(planned, stage, rows)) is None:
-            return None
-        plan, with_parts = found
-        computed = self._computed(plan, stage)
-        return with_parts(computed.parts[stage]), computed
 
     def _computed(self, plan: RunPlan, stage: str) -> FirstRows:
         (partition,) = plan.partitions

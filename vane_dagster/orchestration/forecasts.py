@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,10 +19,8 @@ from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.forecast import NOT_COUNTED, Forecast, Sample, forecast
-from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.planning.planner import plan_run
-from vane_dagster.planning.preview_plan import sampling
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.store import Store
 
@@ -81,46 +80,32 @@ def make_forecast(
 def _sampled(
     plan: RunPlan, store: Store, compute: Any, rows: int, failed: list[str], stages: Sequence[str]
 ) -> dict[str, Sample]:
-    """Measure stages by the first rows of their input, those upstream that lack rows first.
+    """Measure stages by the first rows of their input.
 
-    What a stage computed is the input of the next ones, so nothing is computed twice. The first
-    row is computed before the others, because first calls are slower.
+    The last stages come first: their samples measure the stages that they compute upstream, too.
+    The first row is computed before the others, because first calls are slower.
     """
     from vane_dagster.orchestration.preview import previewing
 
-    samples, tried = dict[str, Sample](), set[str]()
+    parts, warm_up = defaultdict[str, list[PartInfo]](list), defaultdict[str, list[PartInfo]](list)
     keys = [each.key for each in plan.partitions if any(each.stages[s].missing for s in stages)]
     given = (plan.pipeline, plan.selected, keys, store, compute)
     with previewing(*given, show=lambda event: None) as (inference, loads):
-        planned = inference.plan(plan.pipeline)
-
-        def measure(stage: str) -> None:
-            nonlocal planned
-            if stage in tried or stage not in planned.selected or not planned.missing(stage):
-                return
-            tried.add(stage)
-            above = stages_read(plan.pipeline, plan.pipeline[stage].spec)
+        for stage in reversed(stages):
+            if stage in parts or plan.pipeline[stage].spec.publishes:
+                continue
             try:
-                if sampling(planned, stage, 1) is None:
-                    for each in above:
-                        measure(each)
-                if tried.intersection(above) - samples.keys():  # it has failed
-                    return
-                parts, warm_up = list[PartInfo](), list[PartInfo]()
                 for taken, size in ((warm_up, 1), (parts, rows)):
-                    if (made := inference.sample(planned, stage, size)) is not None:
-                        after, computed = made
-                        taken += [part.info for part in computed.parts[stage]]
-                if parts:
-                    planned = after
-                samples[stage] = Sample(parts, warm_up, loads.get(stage))
+                    made = inference.first_rows(plan.pipeline, stage, size, most=1)
+                    if made is None:  # no row reaches the stage
+                        break
+                    for name in made.plan.needed():
+                        taken[name] += [part.info for part in made.parts[name] if part.info.rows_in]
             except VaneError as error:
-                failed.append(f"a sample of {stage!r} could not be computed: {error}")
-
-        for stage in stages:
-            if not plan.pipeline[stage].spec.publishes:
-                measure(stage)
-    return samples
+                failed.append(f"a sample could not be computed: {error}")
+        return {
+            stage: Sample(each, warm_up[stage], loads.get(stage)) for stage, each in parts.items()
+        }
 
 
 def _holdups(plan: RunPlan, forecasted: Forecast, store: Store, compute: Any) -> Iterator[str]:

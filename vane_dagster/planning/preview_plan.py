@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import secrets
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from vane_dagster._dataclass import dataclass
@@ -19,12 +19,12 @@ from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan
 from vane_dagster.storage.manifest import FileSpan, FragmentRecord, PartInfo
 
-_GROWTH, _MOST = 4, 4096
+_GROWTH, MOST = 4, 4096
 EVERY = sys.maxsize
 """As many times as many rows as there are."""
 
 
-def previews(planned: RunPlan, stage: str, rows: int, most: int = _MOST) -> Iterator[RunPlan]:
+def previews(planned: RunPlan, stage: str, rows: int, most: int = MOST) -> Iterator[RunPlan]:
     """Yield plans of a stage's first rows, for as long as too few of them reach the stage.
 
     The plans are of the first partition that may have rows for the stage. A plan reads the first
@@ -41,22 +41,6 @@ def previews(planned: RunPlan, stage: str, rows: int, most: int = _MOST) -> Iter
             size *= _GROWTH
 
 
-def sampling(
-    planned: RunPlan, stage: str, rows: int
-) -> tuple[RunPlan, Callable[[Sequence[Part]], RunPlan]] | None:
-    """Return the plan of a stage's first rows in fragments that lack no other stage.
-
-    Returns:
-        The plan, and a function that adds the computed parts to `planned`, so that stages
-        downstream can read them. None if no row reaches the stage.
-    """
-    for partition in planned.partitions:
-        preview = _Preview(planned, partition, stage, computes_input=False)
-        if cuts := preview.first(rows):
-            return preview.plan(cuts), functools.partial(preview.with_parts, tuple(cuts))
-    return None
-
-
 def with_rows(planned: RunPlan, stage: str) -> list[PartitionPlan]:
     """Return the partitions that may have rows for a stage."""
     return [each for each in planned.partitions if _Preview(planned, each, stage).fragments]
@@ -69,7 +53,6 @@ class _Preview:
     planned: RunPlan
     partition: PartitionPlan
     stage: str
-    computes_input: bool = True
 
     @functools.cached_property
     def fragments(self) -> dict[int, int]:
@@ -77,11 +60,7 @@ class _Preview:
 
         Those with an empty stored part have none. All are counted in rows of one node.
         """
-        indexes: Sequence[int] = range(len(self.partition.fragments))
-        if not self.computes_input:
-            missing = self.partition.stages[self.stage].missing
-            indexes = [i for i in missing if self._needed([i])[0] == {self.stage}]
-        indexes = [i for i in indexes if sum(self._rows([i]))]
+        indexes = [i for i in range(len(self.partition.fragments)) if sum(self._rows([i]))]
         return dict(zip(indexes, self._rows(indexes)))
 
     def first(self, rows: int) -> dict[int, int]:
@@ -152,14 +131,6 @@ class _Preview:
             preview=tuple(cuts.values()),
         )
         return replace(planned, selected=tuple(stages), partitions=[cut], failed={}, warnings=())
-
-    def with_parts(self, indexes: Sequence[int], parts: Sequence[Part]) -> RunPlan:
-        """Return the plan in which parts of the stage are stored."""
-        plan = self.partition.stages[self.stage]
-        made = replace(plan, parts={**plan.parts, **dict(zip(indexes, parts))})
-        partition = replace(self.partition, stages={**self.partition.stages, self.stage: made})
-        partitions = [partition if p is self.partition else p for p in self.planned.partitions]
-        return replace(self.planned, partitions=partitions)
 
     def _needed(self, indexes: Collection[int]) -> tuple[set[str], set[str]]:
         """Return the stages to compute, and those that have the parts of all fragments."""
