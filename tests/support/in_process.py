@@ -163,7 +163,7 @@ def executed(
     events: list[Event] = []
     runner = CheckRunner(pipeline, store, before)
     given: Any = backend
-    execute(planned, given, store, run_id, events.append, threading.Event(), {}, runner)
+    execute(planned, given, store, run_id, events.append, threading.Event(), runner)
     return events
 
 

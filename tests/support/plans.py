@@ -80,7 +80,7 @@ def settle(planned: RunPlan, store: Store) -> list[Manifest]:
     """Commit a plan without computing it: an empty part for each missing one."""
     assert not planned.failed, planned.failed
     events: list[Any] = []
-    state = RunState(planned, store, "run", events.append, {}, CheckRunner(planned.pipeline, store))
+    state = RunState(planned, store, "run", events.append, CheckRunner(planned.pipeline, store))
     state.begin()
     for index, partition in enumerate(planned.partitions):
         for stage, wanted in partition.stages.items():

@@ -7,7 +7,6 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from vane_dagster.compute.admission import largest, plan_waves
 from vane_dagster.compute.api import IO_WORKERS, Backend, LeaseTerms
@@ -51,7 +50,6 @@ def execute(
     run_id: str,
     emit: Callable[[Event], None],
     cancelled: threading.Event,
-    info: Mapping[str, Any],
     check_runner: CheckRunner,
     priority: int = 0,
     used: dict[str, Counter[str]] | None = None,
@@ -74,7 +72,7 @@ def execute(
             place = (plan.pipeline.name, stage, plan.definitions[stage])
             spec = plan.pipeline[stage].spec
             keep_texts(store, *place, functools.partial(spec.texts, plan.pipeline))
-        state = RunState(plan, store, run_id, emit, info, check_runner, claims, pools, used)
+        state = RunState(plan, store, run_id, emit, check_runner, claims, pools, used)
         try:
             state.begin()
             if checked is not None and backend is not None:

@@ -49,7 +49,7 @@ def count_rows(plan: RunPlan, store: Store, run_id: str, before: Before) -> Coun
         before: Returns the partitions before one, the nearest first.
     """
     checks = CheckRunner(plan.pipeline, store, before)
-    state = RunState(plan, store, run_id, lambda event: None, {}, checks)
+    state = RunState(plan, store, run_id, lambda event: None, checks)
     try:
         needed = plan.needed() if not plan.forced else ()
         state.epochs = {s: read_epoch(store, plan.pipeline.name, s) for s in needed}

@@ -61,7 +61,6 @@ class RunState:
         store: Store,
         run_id: str,
         emit: Callable[[Event], None],
-        info: Mapping[str, Any],
         check_runner: CheckRunner,
         claims: Claims | None = None,
         pools: Mapping[str, PoolSpec] | None = None,
@@ -72,7 +71,6 @@ class RunState:
         self.run_id = run_id
         self.emit = emit
         self.store = store
-        self._info = info
         self._check_runner = check_runner
         self.partitions_before = check_runner.before
         self._failed_rows: dict[tuple[int, str], list[pa.Table]] = defaultdict(list)
@@ -336,7 +334,7 @@ class RunState:
             upstream={},
             run_id=self.run_id,
             committed_at=0.0,
-            info={**self._info, "children": spec.makes_rows},
+            info={"children": spec.makes_rows},
             kind=spec.kind,
             keys=tuple(key.column for key in self.pipeline._keys_of(stage)),
             reads=spec.upstream,

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import queue
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import field, replace
-from types import MappingProxyType
 from typing import Any, Union
 
 from vane_dagster._dataclass import dataclass
@@ -47,7 +45,6 @@ from vane_dagster.planning.forecast import CountedRows, check_limits
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.planning.sample_plan import SamplePlan
-from vane_dagster.storage.packages import version_of
 from vane_dagster.storage.store import Store
 
 _STOP_SECONDS = 20.0
@@ -128,7 +125,7 @@ def run_pipeline(
             run.listen(Noticed(text))
         backend = connection.backend() if plan.needed() else None
         run.listen(Connected(connection.seconds))
-        _execute(run, plan, backend, versions())
+        _execute(run, plan, backend)
     if waiting:
         canceled = await_batches(given, pipeline, waiting)
         for event in (each for each in waiting if each.partition in canceled):
@@ -288,17 +285,12 @@ class Connection:
             self._compute.close(self._backend)
 
 
-def _execute(
-    run: RunContext,
-    plan: RunPlan,
-    backend: Backend | None,
-    info: Mapping[str, Any] = MappingProxyType({}),
-) -> None:
+def _execute(run: RunContext, plan: RunPlan, backend: Backend | None) -> None:
     """Execute a plan on a thread, and deliver its events here."""
     given = (run.check_runner, run.priority, run.used)
     on_a_thread(
         lambda emit, cancelled: execute(
-            plan, backend, run.store, run.run_id, emit, cancelled, info, *given
+            plan, backend, run.store, run.run_id, emit, cancelled, *given
         ),
         run,
     )
@@ -366,11 +358,3 @@ def on_a_thread(
     thread.join()
     if raised:
         raise raised[0]
-
-
-@functools.cache
-def versions() -> Mapping[str, Any]:
-    """Return the versions that a manifest records."""
-    packages = ("vane-dagster", "ray", "pyarrow", "duckdb")
-    installed = {package: version for package in packages if (version := version_of(package))}
-    return {"versions": {"python": ".".join(map(str, sys.version_info[:3])), **installed}}

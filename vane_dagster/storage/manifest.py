@@ -342,7 +342,7 @@ class Manifest:
         upstream: Manifest names of the upstream stages, by stage.
         run_id: The run that committed it.
         committed_at: Unix time in seconds.
-        info: Further information, such as versions and counts.
+        info: Further information, such as whether the stage makes several rows from one.
         kind: The stage's kind, such as "map_batches".
         keys: The columns that identify a row: its id, then the ids of the rows it came from.
         reads: The inputs of the stage: "source", or names of stages.

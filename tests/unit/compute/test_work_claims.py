@@ -108,7 +108,7 @@ class Run:
         emit = self.events.append
         check_runner = CheckRunner(planned.pipeline, store)
         self.claims = TableClaims(table, run_id)
-        self.state = RunState(planned, store, run_id, emit, {}, check_runner, self.claims)
+        self.state = RunState(planned, store, run_id, emit, check_runner, self.claims)
         self.state.begin()
         stages = planned.selected
         counts = WaveProgress(self.state, stages)

@@ -187,7 +187,7 @@ def test_the_blocking_checks_of_the_error_rate_limit_a_run(tmp_path, store, rate
     failures, asset = vd.Failures("quarantine", max_error_rate=rate), vd.Asset(checks=checks)
     docs.map("m", as_it_is, on_error=failures, asset=asset)
 
-    state = RunState(plan(docs, store), store, "run", [].append, {}, CheckRunner(docs, store))
+    state = RunState(plan(docs, store), store, "run", [].append, CheckRunner(docs, store))
 
     assert state.max_faults(0, "m") == allowed
 

@@ -218,7 +218,7 @@ def test_a_partition_waits_for_the_one_it_is_compared_with_in_its_dimension(tmp_
     planned = plan_run(docs, ("clean",), keys, store)
     runner = CheckRunner(docs, store, order.before)
     backend: Any = InProcess()
-    execute(planned, backend, store, "run", events.append, threading.Event(), {}, runner)
+    execute(planned, backend, store, "run", events.append, threading.Event(), runner)
     found = {
         event.partition: next(c for c in event.manifest.checks if c.name == "drift_n")
         for event in committed(events, "clean")

@@ -263,7 +263,7 @@ class Wave:
             listed_at=self.clock.now,
         )  # fmt: skip
         checks: Any = SimpleNamespace(results=None, before=None)
-        self.state = RunState(plan, store, "run", self.events.append, {}, checks, claims)
+        self.state = RunState(plan, store, "run", self.events.append, checks, claims)
         self.state.__dict__["_commit_complete"] = lambda index: None
         pool = PoolSpec("m", "Model", (workers, workers), {"GPU": 1} if has_gpu else {})
         self.pools = {stage.name: pool for stage in pipeline if stage.spec.runs_udf}
