@@ -59,7 +59,6 @@ def stop(name: str | None, address: str | None, everything: bool) -> None:
 
 def _stop(place: HeadFolder, name: str) -> None:
     head = place.find()
-    connected = drivers(place.mark, head.address) if head else ()
     stopped = place.stop()
     if head is not None:
         who = f"The Ray head {head.name!r} of {head.prefix} at {head.address}"
@@ -68,9 +67,6 @@ def _stop(place: HeadFolder, name: str) -> None:
         click.echo(f"{name!r} has no record in {place.folder}; leftover processes were ended.")
     else:
         click.echo(f"The Ray head {name!r} of this environment is not running: nothing to stop.")
-    if connected:
-        pids = ", ".join(map(str, sorted(connected)))
-        click.echo(f"Warning: it was in use by processes {pids}.", err=True)
 
 
 def _record(place: HeadFolder, head: Head) -> dict[str, Any]:

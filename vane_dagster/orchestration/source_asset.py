@@ -53,12 +53,11 @@ def log_changes(
 
 def observe(
     context: dg.AssetExecutionContext, pipeline: Pipeline, partitions: Iterable[str | None]
-) -> int:
+) -> None:
     """List the source and log the partitions that changed, skipping those without files."""
     listed = pipeline.source.list_files(list(partitions), f"pipeline {pipeline.name!r}")
     errors = [files for files in listed.values() if isinstance(files, SourceError)]
     readable = {key: files for key, files in listed.items() if not isinstance(files, SourceError)}
-    changed = log_changes(context, pipeline, readable)
+    log_changes(context, pipeline, readable)
     if errors:
         raise errors[0]
-    return len(changed)

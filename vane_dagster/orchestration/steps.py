@@ -90,10 +90,9 @@ def observe_step(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Itera
         every = DagsterOrder(pipeline.partitions_def, context.instance).all
         partitions = run_partitions(context) or every()
     try:
-        changed = observe(context, pipeline, partitions)
+        observe(context, pipeline, partitions)
     except VaneError as error:
         raise dg.Failure(description=str(error)) from without_secrets(error).__cause__
-    context.log.info(f"{changed} of {len(partitions)} partitions have changed")
     yield dg.ObserveResult(asset_key=stage_key(pipeline, SOURCE), metadata=LOGGED_ALREADY)
 
 

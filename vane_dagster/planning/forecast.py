@@ -55,7 +55,6 @@ class StageForecast:
         partitions: Number of partitions that could be planned.
         up_to_date: Number of these that need nothing.
         fragments: Fragments to compute.
-        stored_fragments: Stored fragments of the partitions that are not up to date.
         rows: Input rows of the fragments to compute.
         rows_are: "exact"; "at_most" if rows that equal others are copied, or if a stage upstream
             that is computed first may drop some; "about" if it makes several of one, and "unknown"
@@ -88,7 +87,6 @@ class StageForecast:
     partitions: int
     up_to_date: int
     fragments: int
-    stored_fragments: int
     rows: int
     rows_are: Known
     due: Mapping[str | None, Mapping[str, int]]
@@ -118,12 +116,9 @@ class StageForecast:
         unknown = "if each row makes one, "
         rows = {"at_most": "at most ", "about": "about ", "unknown": unknown}.get(self.rows_are, "")
         rows += f"{count(self.rows, 'row')} in {count(self.fragments, 'fragment')}"
-        more = f"{self.stored_fragments:,} more"
-        if not self.fragments:
-            rows, more = "nothing to compute", count(self.stored_fragments, "fragment")
-        stored = f", {more} in the store" if self.stored_fragments else ""
+        rows = rows if self.fragments else "nothing to compute"
         copied = f", {count(self.copied, 'row')} copied from equal ones" if self.copied else ""
-        yield f"{todo:,} of {count(self.partitions, 'partition')}: {rows}{copied}{stored}"
+        yield f"{todo:,} of {count(self.partitions, 'partition')}: {rows}{copied}"
         yield from adopted
         yield f"because: {describe(self.due, self.partitions)}"
         if self.by_fragment:
@@ -410,7 +405,6 @@ class _Forecaster:
             partitions=len(plans),
             up_to_date=len(plans) - len(due),
             fragments=len(counts),
-            stored_fragments=sum(len(each.parts) for each in plans if each.done is None),
             rows=sum(each.most for each in counts),
             rows_are=max(known, key=_ORDER.index),
             due={key: dict(each) for key, each in due.items()},

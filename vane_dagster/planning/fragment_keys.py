@@ -5,12 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vane_dagster.fingerprint.hashing import digest
-from vane_dagster.storage.manifest import Manifest
-
-
-def has_faults(manifest: Manifest) -> bool:
-    """Return whether a partition has rows that could not be computed."""
-    return any(part.faults for part in manifest.parts)
 
 
 def fragment_keys(

@@ -23,7 +23,7 @@ from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.branch_targets import with_branch_targets
 from vane_dagster.planning.causes import ALWAYS, FORCED, LOST, RETRIED, Causes, causes
 from vane_dagster.planning.definition import components, definition_digest, row_definition
-from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
+from vane_dagster.planning.fragment_keys import fragment_keys
 from vane_dagster.planning.inputs import (
     agreed,
     require_inputs,
@@ -226,7 +226,8 @@ class _Planner:
             is_done = is_done and self._is_at_target(key, stage)
             given_up = 0 if is_done else self._times_given_up(key, stage, in_force)
             former = self._in_force(key, stage) if self.retry else None
-            again = self._is_forced(stage) or (former is not None and has_faults(former))
+            has_failed_rows = former is not None and any(part.faults for part in former.parts)
+            again = self._is_forced(stage) or has_failed_rows
             if again or (self.retry and not is_done):
                 generation = raised(base, self.run_id, again)
             elif given_up:

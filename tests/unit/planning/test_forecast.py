@@ -24,7 +24,7 @@ from vane_dagster.storage.store import Store
 
 
 def stage(name: str = "model", **figures: Any) -> StageForecast:
-    given = {"partitions": 3, "up_to_date": 1, "fragments": 4, "stored_fragments": 0, "rows": 1200}
+    given = {"partitions": 3, "up_to_date": 1, "fragments": 4, "rows": 1200}
     cause = "code of Model changed"
     why = {"due": {key: {cause: 1} for key in ("a", "b")}}
     return StageForecast(**{"stage": name, **given, "rows_are": "exact", **why, **figures})
@@ -84,7 +84,6 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
         (
             {
                 "rows_are": "at_most",
-                "stored_fragments": 5,
                 "due": {"a": {"new files": 7}, "b": {"force": 1}},
                 "worker_seconds": (300.0, 600.0),
                 "seconds": (150.0, 300.0),
@@ -95,7 +94,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
                 "sampled": 50,
             },
             [
-                "2 of 3 partitions: at most 1,200 rows in 4 fragments, 5 more in the store",
+                "2 of 3 partitions: at most 1,200 rows in 4 fragments",
                 "because: 7 new files in 1 partition (a), force in 1 partition (b)",
                 "cost: 2 min 30 s to 5 min 0 s (5 min 0 s to 10 min 0 s of workers), "
                 "measured on a sample of 50 rows, "
@@ -104,9 +103,9 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             ],
         ),
         (
-            {"fragments": 0, "rows": 0, "stored_fragments": 4},
+            {"fragments": 0, "rows": 0},
             [
-                "2 of 3 partitions: nothing to compute, 4 fragments in the store",
+                "2 of 3 partitions: nothing to compute",
                 "because: code of Model changed in 2 partitions (a, b)",
             ],
         ),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 
 import vane_dagster as vd
 from support.in_process import InProcessCompute
-from vane_dagster.planning.fragment_keys import fragment_keys, has_faults
+from vane_dagster.planning.fragment_keys import fragment_keys
 from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.sources import (
     FileRecord,
@@ -21,17 +20,8 @@ from vane_dagster.sources import (
     SourceTable,
     fragment_record,
 )
-from vane_dagster.storage.manifest import PartInfo
 
 ABOVE = (("u0", "u1"),)
-
-
-def manifest(*parts: PartInfo) -> Any:
-    return SimpleNamespace(parts=list(parts))
-
-
-def part(key: str, faults: str = "") -> PartInfo:
-    return PartInfo(key, "d", 1, 1, faults=faults)
 
 
 def test_a_key_depends_on_definition_generation_and_every_upstream_key():
@@ -43,11 +33,6 @@ def test_a_key_depends_on_definition_generation_and_every_upstream_key():
         for second in ("a", "b")
     }
     assert len(known) == 16
-
-
-def test_a_partition_has_faults_if_one_of_its_parts_has():
-    assert has_faults(manifest(part("a"), part("b", "f.parquet")))
-    assert not has_faults(manifest(part("a")))
 
 
 @dataclass(frozen=True)
