@@ -82,9 +82,7 @@ def simulate(plan: RunPlan, store: Store, workers: int, row_seconds: float) -> S
     began = time.process_time()
     with mock.patch.object(executor, "WaveScheduler", scheduler):
         cancelled, check_runner = threading.Event(), CheckRunner(plan.pipeline, store)
-        executor.execute(
-            plan, cluster, store, "simulated", events.append, cancelled, check_runner
-        )
+        executor.execute(plan, cluster, store, "simulated", events.append, cancelled, check_runner)
     cpu_seconds = time.process_time() - began
     if failures := [event for event in events if isinstance(event, Failed)]:
         raise RuntimeError(str(failures[0]))

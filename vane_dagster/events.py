@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import VaneError
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.storage.manifest import Manifest, ManifestName

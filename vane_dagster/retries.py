@@ -30,10 +30,8 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeVar, Union
-
-from vane_dagster._dataclass import dataclass
 
 _T = TypeVar("_T")
 

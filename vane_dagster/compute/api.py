@@ -6,11 +6,10 @@ import itertools
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Union
 
 from vane_dagster import _failpoints
-from vane_dagster._dataclass import dataclass
 from vane_dagster._secrets import keep_variables
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import Claims

@@ -22,10 +22,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._home import HOME, state_home
 from vane_dagster._private_folder import MARK, is_private_folder, private_folder
 from vane_dagster.compute.connection import LOOPBACK_ONLY, connect

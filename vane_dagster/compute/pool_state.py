@@ -9,10 +9,9 @@ from __future__ import annotations
 import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.compute.placement import Bundle, FreeResources, bundle_size
 from vane_dagster.worker.pools import PoolRequest, Whereabouts, WorkerInfo
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import field
-
-from vane_dagster._dataclass import dataclass
+from dataclasses import dataclass, field
 
 _MAX_SCOPES = 100_000
 """Partitions for which the table keeps the last release; the oldest are dropped first."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import count
 from vane_dagster.errors import names
 from vane_dagster.events import PoolTime

@@ -10,11 +10,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._private_folder import temporary_folder
 from vane_dagster._texts import in_partition
 from vane_dagster.checks.builtin import has_lost_rows, has_too_many_failed_rows

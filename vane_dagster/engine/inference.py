@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.engine.recompute import delete_parts
 from vane_dagster.errors import SchemaError
 from vane_dagster.events import Noticed

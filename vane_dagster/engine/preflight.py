@@ -6,8 +6,8 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.compute.admission import unsatisfiable
 from vane_dagster.compute.api import Backend, Capacity
 from vane_dagster.engine.server_pools import declared_servers, server_pool

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cloudpickle
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import in_partition
 from vane_dagster.compute.api import Worker
 from vane_dagster.engine.fragment_state import (

@@ -7,8 +7,8 @@ import dis
 import types
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.fingerprint.code_strings import (
     Imported,
     chain,

@@ -16,10 +16,10 @@ import threading
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import CodeIdentityError, described
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile
 from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder, Module

@@ -88,10 +88,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.dependencies import FILE, DependencyWalk
 from vane_dagster.fingerprint.files import LocalFiles, file_digests

@@ -16,10 +16,10 @@ import sys
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._home import STORE_MARK, state_home
 from vane_dagster._private_folder import private_folder, temporary_root
 from vane_dagster.errors import CodeIdentityError, VaneError

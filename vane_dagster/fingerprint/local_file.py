@@ -9,11 +9,10 @@ import os
 import stat
 import types
 from collections.abc import Iterable, Iterator
-from dataclasses import field
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import known_keywords
 from vane_dagster._worker_process import is_worker
 from vane_dagster.errors import CodeIdentityError, DefinitionError

@@ -15,11 +15,10 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import field
+from dataclasses import dataclass, field
 from importlib.metadata import Distribution
 from typing import Any, Literal
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.module_attributes import module_attribute, module_folders

@@ -5,11 +5,10 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vane_dagster._arguments import positive
-from vane_dagster._dataclass import dataclass
 from vane_dagster._home import user_name
 from vane_dagster._secrets import errors_masked
 from vane_dagster._texts import listed

@@ -7,7 +7,7 @@ import importlib
 import keyword
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import resolve_name
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,6 @@ from dagster.components.utils.translation import TranslationFn, TranslationFnRes
 from pydantic import Field, create_model
 
 from vane_dagster._arguments import parse_workers
-from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import similar
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.orchestration import assets as built

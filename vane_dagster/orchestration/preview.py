@@ -7,13 +7,12 @@ import functools
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
 from vane_dagster._arguments import positive
-from vane_dagster._dataclass import dataclass
 from vane_dagster._private_folder import temporary_folder
 from vane_dagster._secrets import errors_masked
 from vane_dagster.engine.check_runner import CheckRunner

@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, field
+from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._secrets import masked
 from vane_dagster._texts import amount, count, duration, rate
 from vane_dagster.engine.bottleneck import Advice, WaveTime, advise

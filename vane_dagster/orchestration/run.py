@@ -9,10 +9,9 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Union
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import count
 from vane_dagster.checks.context import RecomputedRows
 from vane_dagster.compute.api import Backend

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, ClassVar, Final, Literal, Union, get_args, get_origin
 
 import numpy as np
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.options import BatchFormat
 from vane_dagster.sources.file import File

@@ -6,7 +6,7 @@ the source. A row can therefore be traced back by its own columns alone.
 
 from __future__ import annotations
 
-from vane_dagster._dataclass import dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)

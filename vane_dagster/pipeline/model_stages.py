@@ -6,13 +6,12 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from vane_dagster._arguments import path_text, positive, text
-from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import require_columns, unknown_arguments
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError

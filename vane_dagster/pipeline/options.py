@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final, Literal, Union
 
 from vane_dagster._arguments import list_of_names, number
-from vane_dagster._dataclass import dataclass
 from vane_dagster.retries import OnError as OnError
 
 STARTUP_SECONDS = 1800.0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import Printed, amount, count, duration, table
 from vane_dagster.storage.sample import short_text, short_texts
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import DefinitionError
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.files import LocalFiles

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from vane_dagster._arguments import (
@@ -23,7 +23,6 @@ from vane_dagster._arguments import (
     unexpected,
     whole,
 )
-from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import checked_record
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.fingerprint.local_file import LocalFile

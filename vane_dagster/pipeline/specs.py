@@ -10,13 +10,12 @@ later layer than declarations.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal, Union
 
 import pyarrow as pa
 
 from vane_dagster._arguments import unexpected
-from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import DefinitionError, SchemaError, names
 from vane_dagster.pipeline.identity import component

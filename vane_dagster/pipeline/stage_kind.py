@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import SchemaError
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile

@@ -7,12 +7,11 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Union
 
 import numpy as np
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import EqualErrors, Printed, amount, count, duration, in_partition, listed
 from vane_dagster.errors import BudgetError, StoreError, names
 from vane_dagster.pipeline.specs import StageSpec

@@ -7,12 +7,11 @@ import itertools
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import InitVar, replace
+from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import EqualErrors, in_partition
 from vane_dagster.errors import PlanError, SourceError, StoreError, VaneError, described
 from vane_dagster.fingerprint.hashing import digest

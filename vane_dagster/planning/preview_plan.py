@@ -11,9 +11,8 @@ import functools
 import secrets
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.inputs import stages_read
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan, StagePlan

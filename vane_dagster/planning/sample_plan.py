@@ -12,13 +12,12 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeVar
 
 import numpy as np
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import in_partition
 from vane_dagster.errors import PlanError, SourceError, VaneError, names
 from vane_dagster.pipeline.pipeline import Pipeline

@@ -6,13 +6,13 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from vane_dagster._arguments import check_installed, flag, positive, text
-from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import DefinitionError, first_line, names
 from vane_dagster.providers.base import Media

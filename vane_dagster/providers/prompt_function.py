@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import names
 
 _SAMPLING = "sampling_params"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import string
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.providers.base import Media, Message
 from vane_dagster.providers.content import Content, ReadFile

@@ -7,10 +7,9 @@ import socket
 import sys
 import urllib.parse
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._lazy import http_client
 from vane_dagster.errors import described
 

@@ -13,12 +13,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._private_folder import new_temporary_folder, worker_folder
 from vane_dagster._secrets import keep_arguments, keep_variables, masked
 from vane_dagster.errors import ModelLoadError, described

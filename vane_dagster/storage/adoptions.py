@@ -16,8 +16,8 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import count, listed
 from vane_dagster.storage.codec import Codec, read_file
 from vane_dagster.storage.filesystem import StoragePath

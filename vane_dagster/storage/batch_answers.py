@@ -10,12 +10,11 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._lazy import pq
 from vane_dagster.errors import StageError, StoreError
 from vane_dagster.providers.base import Answer, Request

@@ -17,11 +17,10 @@ import json
 import re
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.providers.batch_api import BatchAnswer
 from vane_dagster.storage.codec import UNRECORDED, Codec, read_file

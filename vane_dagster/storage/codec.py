@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cached_property, partial
 from types import MappingProxyType, UnionType
 from typing import (
@@ -23,7 +23,6 @@ from typing import (
     get_type_hints,
 )
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import NewerFormatError, StoreError
 from vane_dagster.storage.filesystem import StoragePath
 

@@ -6,8 +6,8 @@ At most `_AT_ONCE` manifests are in memory at a time, and one line for each fold
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.paths import partition_folder

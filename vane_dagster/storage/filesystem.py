@@ -13,13 +13,12 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
 from vane_dagster import _failpoints
-from vane_dagster._dataclass import dataclass
 from vane_dagster._lazy import fsspec
 from vane_dagster._secrets import holds_secret, keep_options, revealed, without_secrets
 from vane_dagster.errors import StoreError, described

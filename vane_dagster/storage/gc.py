@@ -19,9 +19,8 @@ import json
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.batch_records import BatchFolder
 from vane_dagster.storage.contents import pipeline_folders

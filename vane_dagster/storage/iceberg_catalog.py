@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any
 
 from vane_dagster._arguments import check_installed, text
-from vane_dagster._dataclass import dataclass
 from vane_dagster._secrets import keep_options, revealed
 from vane_dagster.errors import DefinitionError
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import xxhash
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._lazy import pc, pq
 from vane_dagster.storage.column_stats import measure
 from vane_dagster.storage.damage import read_whole

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.adoptions import copy_adoptions

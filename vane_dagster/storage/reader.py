@@ -7,13 +7,12 @@ has stored in the folder ``~assets/<its key>``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from vane_dagster._arguments import NAME
-from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.filesystem import StoragePath, in_threads, protocols

@@ -8,8 +8,8 @@ one after a lost file is later too.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.storage.codec import Codec, read_file
 from vane_dagster.storage.store import Store
 

@@ -6,11 +6,11 @@ need not compute again. There is one record for each input row, in the order of 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import IntEnum
 
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.part_file import write_beside

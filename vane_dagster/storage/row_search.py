@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._lazy import pc
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.filesystem import StoragePath, in_threads

@@ -8,9 +8,10 @@ itself, so even a lost pin leads to other keys at most, never to a part of other
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.storage.codec import Codec
 from vane_dagster.storage.store import Store
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.codec import parse_file
 from vane_dagster.storage.filesystem import StoragePath, in_threads

@@ -8,10 +8,9 @@ continues there.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._texts import in_partition
 from vane_dagster.errors import DamagedPartError, StoreError, TraceError
 from vane_dagster.pipeline.stage_kind import SOURCE

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._keywords import known_keywords
 from vane_dagster.errors import SchemaError
 from vane_dagster.types.casts import cast

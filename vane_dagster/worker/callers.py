@@ -12,11 +12,11 @@ import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster._user_errors import contained
 from vane_dagster.errors import StageError
 from vane_dagster.pipeline.contracts import BatchCall, ColumnsCall, RequestsCall, RowCall, TypesCall

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import Literal, Union
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.worker.pools import ModelSpec

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypedDict
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.storage.filesystem import StoragePath
 

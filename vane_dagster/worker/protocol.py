@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Union
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.pipeline.contracts import CALL, Contract
 from vane_dagster.pipeline.keys import JoinShape
 from vane_dagster.pipeline.options import Cardinality, JoinHow

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Mapping
-from dataclasses import field, fields
+from dataclasses import dataclass, field, fields
 
 import pyarrow as pa
 
 from vane_dagster import errors
-from vane_dagster._dataclass import dataclass
 from vane_dagster._secrets import masked
 from vane_dagster.errors import DamagedPartError, VaneError
 from vane_dagster.servers.launch import ServerStatus

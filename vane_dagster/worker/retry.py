@@ -8,13 +8,12 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import field
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Union
 
 import pyarrow as pa
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import CostlyError, StageError, names
 from vane_dagster.providers.batch_api import Pending
 from vane_dagster.retries import (

@@ -17,7 +17,7 @@ from __future__ import annotations
 import secrets
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +26,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster._dataclass import dataclass
 from vane_dagster.errors import described
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.file import url_of
