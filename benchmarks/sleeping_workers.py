@@ -188,11 +188,11 @@ class SleepingWorkers:
         elif isinstance(given, TableRows) and given.stop is not None:
             rows = given.stop - given.start
         if worker.pool == IO_WORKERS:
-            shares = () if work.target else (rows,)
-            report = WorkReport(work.tally or Tally(), rows, shares, 0, 1000, _IO_SECONDS)
+            tally = work.tally or Tally(rows_in=rows)
+            report = WorkReport(tally, rows, 0, 1000, _IO_SECONDS)
         else:
             seconds = rows * self._row_seconds
-            report = WorkReport(Tally(rows_in=rows), rows, (), 0, 1000, seconds, seconds, 1)
+            report = WorkReport(Tally(rows_in=rows), rows, 0, 1000, seconds, seconds, 1)
         if work.target:
             report = replace(report, part=self._part(work))
         return self._call(worker, report.seconds, report)

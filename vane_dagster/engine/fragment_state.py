@@ -47,7 +47,7 @@ class StageTaskState:
         table: Its rows while a reader needs them.
         given: For a map: the input rows.
         known: For a map: where its rows are looked up.
-        left: Unassigned `[start, stop)` row ranges, by share.
+        rows_left: For a map: unassigned input rows, the last ones.
         pieces: For a map: outputs of its slices, by first input row.
         slices_in_flight: Slices in flight.
         tally: For a map: counts of the rows of its slices.
@@ -61,36 +61,15 @@ class StageTaskState:
     table: Held | None = None
     given: Held | None = None
     known: RowLookup | None = None
-    left: list[tuple[int, int]] = field(default_factory=list)
+    rows_left: int = 0
     pieces: dict[int, Held] = field(default_factory=dict)
     slices_in_flight: int = 0
     tally: Tally = field(default_factory=Tally)
     pending: list[Recorded] = field(default_factory=list)
 
-    def give(self, given: Held, shares: Sequence[int] = ()) -> None:
+    def give(self, given: Held) -> None:
         """Set a map's input."""
-        self.given = given
-        ends = shares or (given.rows,)
-        self.left = list(zip((0, *ends), ends))
-
-    @property
-    def rows_left(self) -> int:
-        """For a map: unassigned input rows."""
-        return sum(stop - start for start, stop in self.left)
-
-    def take(self, share: int, rows: int) -> tuple[int, int]:
-        """Take the next rows of a share, or the last ones of the largest if it has none left."""
-        place = share % len(self.left)
-        start, stop = self.left[place]
-        if start < stop:
-            end = min(stop, start + rows)
-            self.left[place] = (end, stop)
-            return start, end
-        place = max(range(len(self.left)), key=lambda i: self.left[i][1] - self.left[i][0])
-        start, stop = self.left[place]
-        begin = max(start, stop - rows)
-        self.left[place] = (start, begin)
-        return begin, stop
+        self.given, self.rows_left = given, given.rows
 
     @property
     def held(self) -> int:

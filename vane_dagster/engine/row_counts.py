@@ -64,7 +64,7 @@ class _RowCounter:
     def __init__(self, state: RunState) -> None:
         self._state, self._plan, self._pipeline = state, state.plan, state.pipeline
         self._lookups = RowLookups(state)
-        self._builder = WorkBuilder(state, "", SliceSizer({}), lambda stage: 1)
+        self._builder = WorkBuilder(state, "", SliceSizer({}))
         self._reads_source = not source_definition(state.plan.source)
         self._rows: dict[Place, tuple[int, int]] = {}
         self._computed: dict[Place, tuple[int, int, int]] = {}

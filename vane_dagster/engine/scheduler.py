@@ -89,7 +89,7 @@ class WaveScheduler:
             servers,
             state.usage.server_changed,
         )
-        self._builder = WorkBuilder(state, lease.id, self._slice_sizer, self._workers)
+        self._builder = WorkBuilder(state, lease.id, self._slice_sizer)
         without_code = tuple(stage for stage in stages if stage not in pools)
         self._pool_clocks = {IO_WORKERS: PoolClock(PoolTime(without_code, is_io=True))}
         for pool in pools.values():
@@ -194,10 +194,8 @@ class WaveScheduler:
             return False
         return self._slice_sizer.should_run_whole(stage, rows, self._fragments.left, workers)
 
-    def _set_input(
-        self, run: FragmentState, stage: str, given: Held, shares: Sequence[int] = ()
-    ) -> None:
-        run.task_states[stage].give(given, shares)
+    def _set_input(self, run: FragmentState, stage: str, given: Held) -> None:
+        run.task_states[stage].give(given)
         self._counts.set_input_rows(run, stage, given.rows)
         self._queue(run, stage, "slice" if given.rows else "gather")
 
@@ -307,9 +305,8 @@ class WaveScheduler:
             self._state.emit(Noticed(f"{where}: some rows failed: {'; '.join(failed)}"))
         if task.kind == "load":
             self._fragments.lookups.record(run, task.stage, report)
-            shares = report.shares or (report.rows_out,)
-            given = Held(done.table, shares[-1], report.bytes_out)
-            self._set_input(run, task.stage, given, shares)
+            given = Held(done.table, report.tally.rows_in, report.bytes_out)
+            self._set_input(run, task.stage, given)
         elif task.kind == "slice":
             piece = Held(done.table, report.rows_out, report.bytes_out)
             task_state.pieces[in_flight.start] = piece

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +29,7 @@ from vane_dagster.pipeline.specs import JoinSpec, ProjectSpec, StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan
 from vane_dagster.planning.source_code import pack_source
-from vane_dagster.providers.template import PrefixOrder
+from vane_dagster.providers.template import Template
 from vane_dagster.retries import TIMED_OUT, Policy, RetriedRows
 from vane_dagster.storage.manifest import FileRecord, generation_number
 from vane_dagster.storage.part_file import PartTarget
@@ -118,16 +117,10 @@ class InFlightTask:
 
 
 class WorkBuilder:
-    """Builds work from the tasks of worker queues, for one lease.
+    """Builds work from the tasks of worker queues, for one lease."""
 
-    `workers` returns the number of workers that compute a stage.
-    """
-
-    def __init__(
-        self, state: RunState, lease: str, slice_sizer: SliceSizer, workers: Callable[[str], int]
-    ) -> None:
-        self._state, self._lease = state, lease
-        self._slice_sizer, self._workers = slice_sizer, workers
+    def __init__(self, state: RunState, lease: str, slice_sizer: SliceSizer) -> None:
+        self._state, self._lease, self._slice_sizer = state, lease, slice_sizer
         self._plan, self._pipeline = state.plan, state.plan.pipeline
         self._ops: dict[tuple[str, int], Op] = {}
 
@@ -145,11 +138,10 @@ class WorkBuilder:
             assert state.given
             last = last and len(worker_queue) == 1
             given = task.spec, state.given.rows, state.rows_left, worker_queue.size, last
-            wanted = self._slice_sizer.slice_rows(*given)
-            share = worker_queue.place(worker) if len(state.left) > 1 else 0
-            start, stop = state.take(share, wanted)
+            start = state.given.rows - state.rows_left
+            rows = self._slice_sizer.slice_rows(*given)
+            state.rows_left -= rows
             state.slices_in_flight += 1
-            rows = stop - start
             built = self._slice(task, self.op(task), start, rows)
         elif task.kind == "load":
             built = self.load(task, task.spec.row_order)
@@ -163,14 +155,13 @@ class WorkBuilder:
         alone = secrets.token_hex(8) if task.alone else ""
         return replace(work, worker=worker.name, alone=alone), tables, start, rows
 
-    def load(self, task: Task, order: PrefixOrder | None) -> _Built:
+    def load(self, task: Task, order: Template | None) -> _Built:
         """Build work that loads a map's input, and looks up its rows if they have keys."""
         upstream = task.spec.upstream[0]
         rows, tables = self._input(task, upstream, 0)
         op: Op = Gather()
         if task.run.is_arranged(task.spec):
-            shares = self._workers(task.stage)
-            op = Arrange(order, shares, self._keying(task), self._known(task))
+            op = Arrange(order, self._keying(task), self._known(task))
         return self._work(task, op, (rows,), self._upstream_schema(task, upstream)), tables
 
     def whole(self, task: Task) -> _Built:

@@ -56,10 +56,6 @@ class WorkerQueue:
         """Whether a worker is ready or loading."""
         return worker in self.calls_by_worker or worker in self.loading
 
-    def place(self, worker: Worker) -> int:
-        """A number for a worker, which is the same in each run with the same workers."""
-        return sum(w.name < worker.name for w in (*self.calls_by_worker, *self.loading))
-
     def push(self, priority: Any, task: Any) -> None:
         """Queue a task."""
         heapq.heappush(self._heap, (priority, self._order(), task))

@@ -20,7 +20,7 @@ from vane_dagster.types.kinds import is_text
 
 if TYPE_CHECKING:
     from vane_dagster.pipeline.pipeline import Pipeline
-    from vane_dagster.providers.template import PrefixOrder
+    from vane_dagster.providers.template import Template
     from vane_dagster.providers.usage import UsageAccount
     from vane_dagster.storage.publish.base import Publisher
 
@@ -67,7 +67,7 @@ class StageKind(abc.ABC):
         asset: Options of its Dagster asset.
         failures: How failed calls and rows are handled.
         reuse: Which stored results are used again.
-        row_order: The order in which workers receive a fragment's rows; None for the rows' own.
+        row_order: The template of the prompts by which a fragment's rows are sorted; None for none.
             Only set if it lists the columns that it reads.
         is_inferred: Whether the first run infers the schema. `MapBatchesSpec.with_schema` returns
             the stage with the inferred one.
@@ -80,7 +80,7 @@ class StageKind(abc.ABC):
     asset: Asset
     failures: Failures = field(default=_NO_FAILURES, kw_only=True)
     reuse: Reuse = field(default=_REUSED, kw_only=True)
-    row_order: PrefixOrder | None = field(default=None, kw_only=True)
+    row_order: Template | None = field(default=None, kw_only=True)
     is_inferred: bool = field(default=False, kw_only=True)
 
     runs_udf: ClassVar[bool]

@@ -24,7 +24,7 @@ from vane_dagster.providers.base import (
 from vane_dagster.providers.content import Content, ReadFile
 from vane_dagster.providers.format import Format, InvalidAnswer
 from vane_dagster.providers.prompt_function import PromptFunction
-from vane_dagster.providers.template import PrefixOrder, Template, single_column
+from vane_dagster.providers.template import Template, single_column
 from vane_dagster.providers.usage import COUNTS, USAGE, checked_usage, counted, usage_column
 from vane_dagster.types.callables import unwrapped
 
@@ -135,14 +135,14 @@ class PromptTask:
         return needs | {name: _ADVICE[name] for name, is_asked in asked.items() if is_asked}
 
     @property
-    def order(self) -> PrefixOrder | None:
-        """Groups prompts with a common prefix, which an engine then has in its cache.
+    def order(self) -> Template | None:
+        """The texts that order rows: an engine has the prefix of neighbours in its cache.
 
         None if a function makes prompts, since only the model's workers have it, and if no text
         before the first image, sound or document differs.
         """
         leading = self.template.leading
-        return PrefixOrder(leading) if leading.fields else None
+        return leading if leading.fields else None
 
     def keyed(self, include: Any) -> Mapping[str, Any]:
         """Return the values that change the output, in a frozen order."""

@@ -15,8 +15,6 @@ from vane_dagster.errors import DefinitionError, names
 from vane_dagster.providers.base import Media, Message
 from vane_dagster.providers.content import Content, ReadFile
 
-_ALIKE = 256
-"""Length in characters of the common prefix that groups prompts."""
 _ROLES = ("system", "user", "assistant", "tool")
 _COLUMN = re.compile(r"\{(\w+)\}")
 
@@ -101,12 +99,6 @@ class Template:
         texts = tuple(takewhile(lambda part: isinstance(part, Text), self.parts))
         return Template((("user", texts),) if texts else (), self.system)
 
-    @property
-    def fixed(self) -> int:
-        """Number of characters before the first column."""
-        texts = [part.text for part in self.parts if isinstance(part, Text) and not part.is_column]
-        return len(next(iter(string.Formatter().parse("\n".join(texts))), ("",))[0])
-
     def messages(
         self, row: Mapping[str, Any], read_file: ReadFile | None = None
     ) -> Sequence[Message]:
@@ -134,29 +126,13 @@ class Template:
     def _first(self) -> Sequence[Message]:
         return [] if self.system is None else [{"role": "system", "content": self.system}]
 
+    def rendered(self, rows: pa.Table) -> list[str]:
+        """Return the prompt of each row as one text, for templates of texts alone."""
+        return [self._rendered(row) for row in rows.select(list(self.fields)).to_pylist()]
 
-@dataclass(frozen=True)
-class PrefixOrder:
-    """Orders rows by prompt: one worker processes prompts with a common prefix together.
-
-    Attributes:
-        template: The template of the prompts, of texts alone.
-    """
-
-    template: Template
-
-    def keys(self, rows: pa.Table) -> list[tuple[str, str]]:
-        """Return the start of each row's prompt as its group, and the whole prompt as its rank.
-
-        The fixed start of the template is skipped, since all prompts share it.
-        """
-        fixed = len(self.template.system or "") + self.template.fixed
-        texts = [self._text(row) for row in rows.select(list(self.template.fields)).to_pylist()]
-        return [(text[fixed : fixed + _ALIKE], text) for text in texts]
-
-    def _text(self, row: Mapping[str, Any]) -> str:
+    def _rendered(self, row: Mapping[str, Any]) -> str:
         try:
-            return "".join(str(message["content"]) for message in self.template.messages(row))
+            return "".join(str(message["content"]) for message in self.messages(row))
         except ValueError:  # a row error, raised when the row is submitted
             return ""
 

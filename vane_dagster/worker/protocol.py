@@ -24,7 +24,7 @@ from vane_dagster.types.schema import ERROR_COLUMN
 from vane_dagster.worker.reports import Tally
 
 if TYPE_CHECKING:
-    from vane_dagster.providers.template import PrefixOrder
+    from vane_dagster.providers.template import Template
     from vane_dagster.providers.usage import UsageAccount
 
 Places = npt.NDArray[np.int64]
@@ -272,19 +272,17 @@ class RowLookup:
 
 @dataclass(frozen=True)
 class Arrange:
-    """One input: first the rows to compute, in an order and divided into shares, then the others.
+    """One input: first the rows to compute, in an order, then the others.
 
     The result has an additional last column, which `Restore` reads; see `row_reuse`.
 
     Attributes:
-        order: The order of the rows to compute; None for their own.
-        shares: Number of workers.
+        order: The template of the prompts that order the rows to compute; None for their own order.
         keying: The row keys; None for rows without keys.
         known: Where the outcomes of rows may be found; None to compute all.
     """
 
-    order: PrefixOrder | None = None
-    shares: int = 1
+    order: Template | None = None
     keying: RowKeying | None = None
     known: RowLookup | None = None
 

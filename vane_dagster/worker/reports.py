@@ -159,8 +159,6 @@ class WorkReport:
     Attributes:
         tally: Counts of the input rows by outcome, without those that were copied.
         rows_out: Output rows, without those that were copied; also of a task that failed later.
-        shares: The row at which each worker's share ends, if rows were arranged. What follows the
-            last share is not computed.
         found_elsewhere: Rows that were found in other partitions, if rows were looked up.
         bytes_out: Bytes of the rows that are passed on in memory.
         seconds: The call's share of its worker's time, in seconds; see `SharedSeconds`.
@@ -185,7 +183,6 @@ class WorkReport:
 
     tally: Tally = field(default_factory=Tally)
     rows_out: int = 0
-    shares: tuple[int, ...] = ()
     found_elsewhere: int = 0
     bytes_out: int = 0
     seconds: float = 0.0

@@ -15,7 +15,6 @@ Between the two, the rows travel in one table, with these fields in its last col
 from __future__ import annotations
 
 import secrets
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -68,15 +67,14 @@ _Numbers = npt.NDArray[Any]
 
 
 def arrange(rows: pa.Table, op: Arrange, files: SourceFiles | None = None) -> Computed:
-    """Put the rows to compute first, in an order and divided into shares.
-
-    The rows of a group of the order are in the same share, in every fragment as long as the number
-    of shares is the same.
-    """
+    """Put the rows to compute first, in their order."""
     marked, wanted, elsewhere = mark(rows, op, files)
-    places, ends = _ordered(rows, op, wanted)
-    places = np.concatenate([places, np.delete(np.arange(rows.num_rows), wanted)])
-    report = WorkReport(Tally(ends[-1]), shares=ends, found_elsewhere=elsewhere)
+    ordered = wanted
+    if op.order is not None:
+        prompts = op.order.rendered(taken(rows, wanted))
+        ordered = wanted[sorted(range(len(prompts)), key=prompts.__getitem__)]
+    places = np.concatenate([ordered, np.delete(np.arange(rows.num_rows), wanted)])
+    report = WorkReport(Tally(len(wanted)), found_elsewhere=elsewhere)
     return Computed(taken(marked, places), report)
 
 
@@ -98,17 +96,6 @@ def mark(
     column = pa.StructArray.from_arrays([pa.array(each) for each in fields.values()], list(fields))
     marked = rows.append_column(unused("__row", rows.column_names), column)
     return marked, np.flatnonzero(known.part == COMPUTED), known.elsewhere
-
-
-def _ordered(rows: pa.Table, op: Arrange, wanted: Places) -> tuple[Places, tuple[int, ...]]:
-    """Order the rows to compute; return their places, and the row at which each share ends."""
-    if op.order is None:
-        return wanted, (len(wanted),)
-    keys = op.order.keys(taken(rows, wanted))
-    share = [zlib.crc32(group.encode()) % op.shares for group, _ in keys]
-    order = sorted(range(len(keys)), key=lambda i: (share[i], keys[i]))
-    counts = np.bincount(np.asarray(share, np.int64), minlength=op.shares)
-    return wanted[np.asarray(order, np.int64)], tuple(np.cumsum(counts).tolist())
 
 
 def _keys(rows: pa.Table, keying: RowKeying, files: SourceFiles | None) -> _Numbers:

@@ -123,8 +123,8 @@ class Stage:
         """Compute a fragment as the engine does."""
         work = self.work(run_id)
         found = arrange(table, Arrange(keying=work.keying, known=known))
-        arranged, ends = found.rows, found.report.shares
-        made, faults = self.compute(arranged.slice(0, ends[-1]), work)
+        arranged, count = found.rows, found.report.tally.rows_in
+        made, faults = self.compute(arranged.slice(0, count), work)
         work = replace(work, tally=Tally())
         cut = made.num_rows // 2
         pieces = [made.slice(0, cut), made.slice(cut)]
