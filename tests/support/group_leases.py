@@ -78,7 +78,7 @@ class Leased:
             self.lease,
             pools,
             self.events.append,
-            lambda pool, stages, report: None,
+            lambda pool, report: None,
             lambda stages, error: self.given_up.append((stages, str(error))),
             *more,
         )
