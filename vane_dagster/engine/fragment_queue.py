@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -95,9 +94,6 @@ class FragmentQueue:
         self._ahead = _MIN_AHEAD
         self._asked_at = self._retried_at = 0.0
         self._asking: Future[_ClaimResult] | None = None
-        self._scope = functools.lru_cache(_MAX_AHEAD)(
-            lambda index: state.claim_scope(state.plan.partitions[index].key)
-        )
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-claim")
         self.left = state.fragments_left(stages)
         """Upper bound of the fragments not yet handed out or found; some may be given up."""
@@ -122,9 +118,7 @@ class FragmentQueue:
         while run := self.peek():
             failed, stages = self._state.failed, run.task_states
             is_damaged = run.place in self._state.damaged
-            if given_up := {s for s in stages if is_damaged or (run.partition, s) in failed}:
-                run.abandon(given_up)
-                self.release(run, given_up)
+            run.abandon({s for s in stages if is_damaged or (run.partition, s) in failed})
             if run.task_states:
                 return
             self.end(self.pop())
@@ -138,13 +132,9 @@ class FragmentQueue:
         self.left -= 1
         return self._ready.popleft()
 
-    def release(self, run: FragmentState, stages: Collection[str]) -> None:
-        """Release the claims on written or abandoned stages of a fragment."""
-        self._releases += [run.claimed.pop(stage) for stage in stages if stage in run.claimed]
-
     def end(self, run: FragmentState) -> None:
-        """Release the remaining claims of a fragment with no more work."""
-        self.release(run, list(run.claimed))
+        """Release the claims of a fragment with no more work."""
+        self._releases += run.claims
         self._mine.discard(run.place)
 
     def apply_claims(self) -> None:
@@ -211,13 +201,13 @@ class FragmentQueue:
     # On the queue's own thread
 
     def _ask(self, asked: _ClaimGroups, releases: Sequence[bytes]) -> _ClaimResult:
-        scopes = {partition: self._scope(partition) for (partition, _), _ in asked}
-        planned_at = self._state.plan.listed_at
+        plan, scope_of = self._state.plan, self._state.claim_scope
+        scopes = {p: scope_of(plan.partitions[p].key) for (p, _), _ in asked}
         now = self._clock()
         answer = self._claims.ask(
             [Group(scopes[p], tuple(keys.values())) for (p, _), keys in asked],
             releases,
-            {scope: now - self._listed_at.get(p, planned_at) for p, scope in scopes.items()},
+            {scope: now - self._listed_at.get(p, plan.listed_at) for p, scope in scopes.items()},
         )
         granted = [each for each, other in zip(asked, answer.held_by) if not other]
         listed_at = self._clock()
@@ -294,17 +284,16 @@ class FragmentQueue:
 
     def _take_granted(self, place: _Place, keys: Mapping[str, bytes]) -> None:
         specs = self._to_compute(place)
-        needed = {spec.name for spec in specs}
-        self._releases += [key for stage, key in keys.items() if stage not in needed]
         if not specs:
+            self._releases += keys.values()
             self.left -= 1
             return
         partition, index = place
         fragment = self._state.plan.partitions[partition].fragments[index]
         run = FragmentState(*place, fragment, make_task_states(self._state.pipeline, specs))
         run.bytes_read = bytes_read(self._state.parts, partition, index, specs)
-        run.claimed = {stage: key for stage, key in keys.items() if stage in needed}
-        lookups = {stage: self.lookups.resolve(partition, stage) for stage in needed}
+        run.claims = tuple(keys.values())
+        lookups = {spec.name: self.lookups.resolve(partition, spec.name) for spec in specs}
         run.known = {stage: lookup for stage, lookup in lookups.items() if lookup is not None}
         self._mine.add(place)
         self._ready.append(run)
@@ -314,7 +303,8 @@ class FragmentQueue:
     def _keys(self, place: _Place) -> dict[str, bytes]:
         """The names of the claims that a fragment needs, by stage; empty if it is done."""
         specs, (partition, index) = self._to_compute(place), place
-        scope, planned = self._scope(partition), self._state.plan.partitions[partition]
+        planned = self._state.plan.partitions[partition]
+        scope = self._state.claim_scope(planned.key)
         return {
             spec.name: claim_key(scope, spec.name, planned.stages[spec.name].keys[index])
             for spec in specs

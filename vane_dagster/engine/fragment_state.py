@@ -93,7 +93,7 @@ class FragmentState:
         known: Where rows are looked up, by stage, apart from the parts that this run has written.
         unreadable: Names of damaged files in which no rows are looked up any more.
         is_suspect: Whether it may have ended a worker: its calls are then alone at theirs.
-        claimed: The run's claims on it, by stage.
+        claims: The names of the run's claims on it.
         charge: Bytes of the memory budget that it is charged.
     """
 
@@ -107,7 +107,7 @@ class FragmentState:
     known: dict[str, RowLookup] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
     is_suspect: bool = False
-    claimed: dict[str, bytes] = field(default_factory=dict)
+    claims: tuple[bytes, ...] = ()
     charge: int = 0
 
     @property
@@ -119,11 +119,6 @@ class FragmentState:
     def place(self) -> tuple[int, int]:
         """Its partition and its index there; the smallest goes first everywhere."""
         return self.partition, self.index
-
-    @property
-    def kind(self) -> frozenset[tuple[str, bool]]:
-        """Its stages, each with whether its rows are likely to be new."""
-        return frozenset((name, self.expects_new_rows(name)) for name in self.task_states)
 
     def is_arranged(self, spec: StageSpec) -> bool:
         """Whether a map's input is arranged before its rows are assigned to workers."""

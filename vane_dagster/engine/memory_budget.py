@@ -16,8 +16,8 @@ class MemoryBudget:
 
     A fragment is charged its source bytes times the largest expansion measured so far: the maximum
     bytes that a fragment held at one time, divided by its source bytes. Every report updates it, so
-    a fragment that outgrows the estimate stops admission while it is in progress. Until a fragment
-    has completed the same stages, a large expansion is assumed.
+    a fragment that outgrows the estimate stops admission while it is in progress. Until the first
+    fragment has completed, a large expansion is assumed.
 
     Fragments admitted in error are held back: if memory is too short for all to grow, only the
     oldest continue, and the first always does.
@@ -32,7 +32,7 @@ class MemoryBudget:
         self._most = fragments
         self._expansion = _MIN_EXPANSION
         self.runs: dict[tuple[int, int], FragmentState] = {}
-        self._known: set[frozenset[tuple[str, bool]]] = set()
+        self._is_measured = False
         self._charged = 0
 
     def has_room_for(self, run: FragmentState) -> bool:
@@ -67,8 +67,8 @@ class MemoryBudget:
         if self.runs.pop(run.place, None) is None:
             return
         self._charged -= run.charge
-        if run.kind not in self._known:
-            self._known.add(run.kind)
+        if run.task_states and not self._is_measured:
+            self._is_measured = True
             self._recharge(self.runs.values())
 
     def _recharge(self, runs: Iterable[FragmentState]) -> None:
@@ -78,9 +78,8 @@ class MemoryBudget:
             run.charge = charge
 
     def _charge(self, run: FragmentState) -> int:
-        is_known = any(run.kind <= known for known in self._known)
-        expansion = self._expansion if is_known else max(self._expansion, _UNKNOWN_EXPANSION)
-        return int(_source(run) * expansion)
+        least = 0.0 if self._is_measured else _UNKNOWN_EXPANSION
+        return int(_source(run) * max(self._expansion, least))
 
 
 def _source(run: FragmentState) -> int:

@@ -334,7 +334,6 @@ class WaveScheduler:
         if run.is_read(stage):
             task_state.table = Held(table, part.info.rows, report.bytes_out)
         self._state.add_part(run.partition, stage, run.index, part)
-        self._fragments.release(run, [stage])
         self._state.token_budget.ended(stage, part.info, run.rows)
         for below in run.task_states.values():
             below.waits_for.discard(stage)
@@ -346,7 +345,6 @@ class WaveScheduler:
         """Give up a stage and those downstream of it for a fragment that waits for batches."""
         waiting = self._state.pend(run.partition, stage, run.index, recorded)
         run.abandon(waiting)
-        self._fragments.release(run, waiting)
         for each in recorded:
             if error := self._state.token_budget.submitted(stage, each, run.rows // len(recorded)):
                 self._fail_unstarted(stage, error)
@@ -394,7 +392,6 @@ class WaveScheduler:
         given_up = self._state.fail(partition, stage, error)
         for run in [r for r in self._active.values() if r.partition == partition]:
             run.abandon(given_up)
-            self._fragments.release(run, given_up)
             self._end_if_finished(run)
 
     def _fail_unstarted(self, stage: str, error: VaneError) -> None:

@@ -138,7 +138,6 @@ class Run:
             info = write_part(table, PartTarget(folder, key, "id"))
             self.state.add_part(run.partition, stage, run.index, Part(folder, info))
             run.task_states[stage].done = True
-            self.queue.release(run, [stage])
             self.computed.append((run.index, stage))
         if run.finished:
             self.queue.end(run)
