@@ -38,8 +38,6 @@ from vane_dagster.types.sql import quote
 
 _MAX_MEMORY = "1GB"
 _SYNCERS = 4
-_WRITTEN_BACK_SECONDS = 3600.0
-"""After which the kernel has written a file to the disk, which takes it half a minute."""
 
 
 @dataclass(frozen=True)
@@ -127,14 +125,12 @@ class Committer:
             self._syncs[name] = self._syncer.submit(part.folder.sync, name)
 
     def _sync(self, folder: StoragePath, manifest: Manifest) -> None:
-        """Wait until the disk has all parts that may have been written a short time ago."""
-        recent = time.time() - _WRITTEN_BACK_SECONDS
+        """Wait until the disk has all parts, also those of other runs."""
         for part in manifest.parts:
-            if part.made and part.made.at > recent and part.name not in self._syncs:
+            if part.name not in self._syncs:
                 self.sync_ahead(Part(folder, part))
-        for name in (name for part in manifest.parts for name in part.files):
-            if (synced := self._syncs.pop(name, None)) is not None:
-                synced.result()
+        for name in {name for part in manifest.parts for name in part.files}:
+            self._syncs.pop(name).result()
 
     def put(self, commit: Commit) -> None:
         """Queue a commit."""
@@ -213,13 +209,7 @@ class Committer:
 
     def _borrow(self, commit: Commit) -> None:
         """Copy parts of the fallback, so that the branch has all parts of its manifest."""
-        try:
-            in_threads(lambda p: copy_files(p.folder, commit.folder, p.info.files), commit.borrowed)
-        except FileNotFoundError as error:
-            raise StoreError(
-                f"a part of the fallback was collected while the run used it: {error}. Run again, "
-                "and it is computed"
-            ) from error
+        in_threads(lambda p: copy_files(p.folder, commit.folder, p.info.files), commit.borrowed)
 
     def _require_unblocked(self, commit: Commit, manifest: Manifest) -> None:
         """Raise BlockedError if a blocking check of an upstream stage has failed."""

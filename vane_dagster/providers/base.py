@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from vane_dagster.errors import StageError
 
@@ -97,7 +97,6 @@ class Answer:
     reasoning_tokens: int = 0
 
 
-@runtime_checkable
 class Provider(Protocol):
     """Access to a model. To use a class of your own, pass ``prompt(..., provider=MyProvider)``.
 
@@ -133,7 +132,6 @@ class Provider(Protocol):
         """
 
 
-@runtime_checkable
 class Embedder(Protocol):
     """Access to a model that embeds texts; constructed like a `Provider`, and may be both."""
 
