@@ -125,7 +125,7 @@ def _share(root: Path, ids: pa.Array, fn: Callable[..., Any]) -> tuple[float, fl
     arguments = cloudpickle.dumps({})
     op = CallUdf(arguments, None, BatchCall("pyarrow"), 8192, "one_to_one", 1, ("id",), ("y",))
     worker = host.Host()
-    worker.hold(ModelSpec("f", False, "", b""), fn)
+    worker.hold(ModelSpec("f", False, b""), fn)
     shares, totals = [], []
     for repeat in range(REPEATS):
         target = PartTarget(StoragePath(str(root / "out")), f"{repeat:040x}", "id", ("y",))

@@ -72,7 +72,7 @@ def held_pool(folder: Path) -> PoolSpec:
         return batch
 
     bundle = pack((), (held, (), {}))
-    model = ModelSpec("held", False, bundle.digest, bundle.payload)
+    model = ModelSpec("held", False, bundle.payload)
     return PoolSpec(f"held{uuid4().hex}", "held", (1, 1), model=model, archive=bundle.archive)
 
 

@@ -62,7 +62,7 @@ def run_stage(
     work = Work("stage 'docs/out', fragment 0", op, (), schema, stage.id, None, True)
     udf = spec.udf
     made = udf.target(*udf.constructor_args, **udf.constructor_kwargs) if udf.stateful else None
-    caller = UdfCaller(ModelSpec("m", udf.stateful, "", b""), made if udf.stateful else udf.target)
+    caller = UdfCaller(ModelSpec("m", udf.stateful, b""), made if udf.stateful else udf.target)
     try:
         computed = caller.call(op, table, work, revoked)
     except BatchError as error:

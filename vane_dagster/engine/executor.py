@@ -199,7 +199,6 @@ def _pool(
         model=ModelSpec(
             udf.name,
             udf.stateful,
-            bundle.digest,
             bundle.payload,
             bundle.content,
             distributions((*checked.identities[stage].packages, *spec.packages)),

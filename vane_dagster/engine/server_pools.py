@@ -37,9 +37,7 @@ def server_pool(server: ModelServer, capacity: Capacity, root: StoragePath) -> P
         label=server.label,
         workers=_replicas(server, bundle, capacity),
         bundle=bundle,
-        model=ModelSpec(
-            server.label, True, packed.digest, packed.payload, files=root if files else None
-        ),
+        model=ModelSpec(server.label, True, packed.payload, files=root if files else None),
         archive=packed.archive,
         env_vars=server.env_vars,
         # The replica's own limits come first: its error has the server's log.

@@ -36,14 +36,12 @@ class CodeBundle:
     """Everything that a worker needs to load an object of the user's.
 
     Attributes:
-        digest: The sha256 of the archive.
         archive: A zip of the user's own modules, each at its import path.
         payload: The pickled object; definitions of the packed modules are pickled by name, and
             local files by the digest of their content.
         content: Digest of both, which is the same in each process.
     """
 
-    digest: str
     archive: bytes
     payload: bytes
     content: str
@@ -72,7 +70,7 @@ def pack(
     for id in ids:
         lasting = lasting.replace(id.encode(), b"")
     content = hashlib.sha256(archive + lasting).hexdigest()
-    return CodeBundle(hashlib.sha256(archive).hexdigest(), archive, payload, content)
+    return CodeBundle(archive, payload, content)
 
 
 def pickled(

@@ -164,7 +164,7 @@ class Host:
                 )
             with directory.constructing():
                 root = worker_folder("code")
-                user_code.activate(user_code.unpack(call.archive, model.code, root))
+                user_code.activate(user_code.unpack(call.archive, root))
                 target, args, kwargs = user_code.load(model.payload, model.files)
                 keep_arguments(args, kwargs)
                 _failpoints.at_load(model.label)

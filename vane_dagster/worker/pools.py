@@ -29,9 +29,8 @@ class ModelSpec:
     Attributes:
         label: The user's class or function, for people.
         stateful: Whether it is constructed.
-        code: Digest of the archive.
         payload: The pickled class or function with its constructor's arguments.
-        content: Digest of both.
+        content: Digest of the archive and the payload.
         packages: The installed packages that the code imports. Parts record their versions.
         exact: Whether a model that other code constructed must not be used.
         is_kept: Whether only a model that other code constructed is used.
@@ -40,7 +39,6 @@ class ModelSpec:
 
     label: str
     stateful: bool
-    code: str
     payload: bytes = field(repr=False)
     content: str = ""
     packages: tuple[str, ...] = ()

@@ -14,24 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from vane_dagster._private_folder import private_folder
-from vane_dagster.errors import ComputeError
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.worker.local_copies import local_copy
 from vane_dagster.worker.node_files import new_entry, shared_entry
 
 
-def unpack(archive: bytes, digest: str, root: Path) -> Path:
-    """Extract an archive to ``root/<digest>`` atomically; many processes may do so at once.
+def unpack(archive: bytes, root: Path) -> Path:
+    """Extract an archive to ``root/<its sha256>`` atomically; many processes may do so at once.
 
     If the folder exists, its files are compared with the archive. A folder that lacks some, deleted
     as old temporary files, or has others is replaced.
     """
-    actual = hashlib.sha256(archive).hexdigest()
-    if actual != digest:
-        raise ComputeError(
-            f"The code that arrived has digest {actual}, expected {digest}: it was changed or cut "
-            f"on its way. Run again; if it stays so, check what carries data to the workers."
-        )
+    digest = hashlib.sha256(archive).hexdigest()
     folder = private_folder(root) / digest
     opened = zipfile.ZipFile(io.BytesIO(archive))
 

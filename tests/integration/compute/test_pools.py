@@ -190,7 +190,7 @@ def ending(folder: Path) -> PoolSpec:
         return batch
 
     bundle = pack((), (function, (), {}))
-    model = ModelSpec("ending", False, bundle.digest, bundle.payload)
+    model = ModelSpec("ending", False, bundle.payload)
     return PoolSpec("ending", "ending", (1, 1), slots=2, model=model, archive=bundle.archive)
 
 

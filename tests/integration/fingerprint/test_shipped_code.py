@@ -28,8 +28,8 @@ sys.path.insert(0, {repository!r})
 from vane_dagster.worker.user_code import activate, load, unpack
 order = json.loads(sys.stdin.read())
 results = []
-for archive, digest, payload, argument, text in order["calls"]:
-    activate(unpack(base64.b64decode(archive), digest, Path(order["root"])))
+for archive, payload, argument, text in order["calls"]:
+    activate(unpack(base64.b64decode(archive), Path(order["root"])))
     results.append(eval(text, {{"udf": load(base64.b64decode(payload)), "x": argument}}))
 print(json.dumps(results))
 """
@@ -38,7 +38,7 @@ print(json.dumps(results))
 def work(root: Path, *calls: tuple[CodeBundle, Any, str]) -> Any:
     """Runs calls one after the other in one fresh process that can't see the user's folder."""
     encoded = [
-        (base64.b64encode(b.archive).decode(), b.digest, base64.b64encode(b.payload).decode(), x, t)
+        (base64.b64encode(b.archive).decode(), base64.b64encode(b.payload).decode(), x, t)
         for b, x, t in calls
     ]
     order = json.dumps({"root": str(root), "calls": encoded})
@@ -64,7 +64,7 @@ def test_each_process_runs_the_code_that_it_was_sent(folder: Path, tmp_path: Pat
     (folder / "helpers.py").write_text("def double(b):\n    return 200 * b\n")
     (folder / "spaced/inside.py").write_text("TWO = 20\n")
     new = bundle(defs.Model)
-    assert new.digest != old.digest
+    assert new.archive != old.archive
 
     # A file of definitions that was loaded under a name of its own.
     file = tmp_path / "elsewhere" / "my-file.py"
@@ -86,8 +86,8 @@ def test_each_process_runs_the_code_that_it_was_sent(folder: Path, tmp_path: Pat
     assert done.returncode == 0, done.stderr
     by_value = []
     for line, text in zip(done.stdout.splitlines(), ["udf()(x)", "udf(x)", "udf(x)"], strict=True):
-        digest, archive, payload = json.loads(line)
-        packed = CodeBundle(digest, base64.b64decode(archive), base64.b64decode(payload), "")
+        archive, payload = json.loads(line)
+        packed = CodeBundle(base64.b64decode(archive), base64.b64decode(payload), "")
         by_value.append((packed, 1, text))
 
     shutil.rmtree(folder)
@@ -123,6 +123,6 @@ for obj in (Model, make(100), cached):
     identity = code_identity(obj)
     assert identity.modules == ('__main__', 'helpers'), identity
     packed = pack(identity.modules, obj)
-    print(json.dumps([packed.digest, base64.b64encode(packed.archive).decode(),
+    print(json.dumps([base64.b64encode(packed.archive).decode(),
                       base64.b64encode(packed.payload).decode()]))
 """

@@ -58,7 +58,7 @@ def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(host, tm
         host.revoke("lease")
         return batch
 
-    host.hold(ModelSpec("told_to_stop", False, "", b""), told_to_stop)
+    host.hold(ModelSpec("told_to_stop", False, b""), told_to_stop)
     target = PartTarget(StoragePath(str(tmp_path)), "key", "id")
 
     _, report = host.run(replace(WORK, target=target), ROWS)
@@ -74,7 +74,7 @@ def test_a_task_with_rows_before_its_error_is_no_sign_of_a_dead_model(host, bad,
             raise ValueError("refused")
         return batch
 
-    host.hold(ModelSpec("refuse", False, "", b""), refuse)
+    host.hold(ModelSpec("refuse", False, b""), refuse)
     _, report = host.run(WORK, ROWS)
     assert "refused" in report.fault.message
     assert report.all_rows_failed == all_failed
@@ -89,12 +89,12 @@ def refusing(error: type[StageError], owner: str) -> Any:
 
 @pytest.mark.parametrize("error", [StageError, EndpointRefused])
 def test_the_error_of_a_stage_has_no_ids_and_no_frames_of_the_package(host, error):
-    host.hold(ModelSpec("refuse", False, "", b""), refusing(error, errors_file))
+    host.hold(ModelSpec("refuse", False, b""), refusing(error, errors_file))
     _, report = host.run(WORK, ROWS)
     assert str(report.fault.error()) == "stage 'docs/m', fragment 0: wrong key"
     assert report.fault.of_stage == (error is EndpointRefused)
 
-    host.hold(ModelSpec("refuse", False, "", b""), refusing(error, "theirs.py"))
+    host.hold(ModelSpec("refuse", False, b""), refusing(error, "theirs.py"))
     _, report = host.run(WORK, ROWS)
     assert str(report.fault.error()).startswith("stage 'docs/m', fragment 0: wrong key\n\nTrace")
     assert report.fault.traceback.count("File") == report.fault.traceback.count("theirs.py") == 1
@@ -108,7 +108,7 @@ def test_a_model_whose_server_is_gone_when_it_is_constructed_is_tried_again(monk
         raise ConnectionError("connection refused")
 
     monkeypatch.setattr(host, "_construct", construct)
-    call = LoadCall(ModelSpec("Client", True, "", b""), endpoints={"llm": [gone]})
+    call = LoadCall(ModelSpec("Client", True, b""), endpoints={"llm": [gone]})
     report = host.load(call)
     assert "connection refused" in report.unhealthy_reason
     report = host.load(replace(call, endpoints={}))
@@ -146,7 +146,7 @@ def test_a_worker_says_what_it_waits_to_repeat(host, monkeypatch):
         threading.Timer(0.05, asked.set).start()
         raise ConnectionError("503, overloaded")
 
-    host.hold(ModelSpec("overloaded", False, "", b""), overloaded)
+    host.hold(ModelSpec("overloaded", False, b""), overloaded)
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(host.run, WORK, ROWS)
         assert asked.wait(10)

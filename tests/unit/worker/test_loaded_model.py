@@ -61,7 +61,7 @@ class Worker:
         """Load the model as a run does; return the report, and a function that calls it."""
         with self.driver() as (found, modules):
             bundle = pack(modules, (found, (), {}))
-        model = ModelSpec("Model", True, bundle.digest, bundle.payload, bundle.content, **given)
+        model = ModelSpec("Model", True, bundle.payload, bundle.content, **given)
         report = self.host.load(LoadCall(model, bundle.archive))
         return report, self.call
 

@@ -259,7 +259,7 @@ def test_a_transient_error_of_a_server_that_answers_is_an_ordinary_one():
 
 
 def test_a_row_that_is_alone_meets_no_other_call():
-    caller = UdfCaller(ModelSpec("m", False, "", b""), print)
+    caller = UdfCaller(ModelSpec("m", False, b""), print)
     running, most = [0], []
 
     async def call(alone: bool) -> None:

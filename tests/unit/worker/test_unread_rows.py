@@ -80,7 +80,7 @@ def host(monkeypatch) -> Host:
     monkeypatch.setattr(sys, "stdout", sys.stdout)  # which a host taps
     monkeypatch.setattr(OutputTap, "_instance", None)
     found = Host()
-    found.hold(ModelSpec("tenfold", False, "", b""), tenfold)
+    found.hold(ModelSpec("tenfold", False, b""), tenfold)
     return found
 
 
