@@ -51,11 +51,6 @@ class SourceRows:
     id: str
     id_rule: IdRule | None = None
 
-    @property
-    def count(self) -> int:
-        """Number of rows."""
-        return self.fragment.stop - self.fragment.start
-
 
 @dataclass(frozen=True)
 class SourceFiles:
