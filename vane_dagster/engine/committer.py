@@ -38,6 +38,8 @@ from vane_dagster.types.sql import quote
 
 _MAX_MEMORY = "1GB"
 _SYNCERS = 4
+_WRITTEN_BACK_SECONDS = 3600.0
+"""After which the kernel has written a file to the disk, which takes it half a minute."""
 
 
 @dataclass(frozen=True)
@@ -125,12 +127,14 @@ class Committer:
             self._syncs[name] = self._syncer.submit(part.folder.sync, name)
 
     def _sync(self, folder: StoragePath, manifest: Manifest) -> None:
-        """Wait until the disk has all parts, also those of other runs."""
+        """Wait until the disk has all parts that may have been written a short time ago."""
+        recent = time.time() - _WRITTEN_BACK_SECONDS
         for part in manifest.parts:
-            if part.name not in self._syncs:
+            if part.made and part.made.at > recent and part.name not in self._syncs:
                 self.sync_ahead(Part(folder, part))
-        for name in {name for part in manifest.parts for name in part.files}:
-            self._syncs.pop(name).result()
+        for name in (name for part in manifest.parts for name in part.files):
+            if (synced := self._syncs.pop(name, None)) is not None:
+                synced.result()
 
     def put(self, commit: Commit) -> None:
         """Queue a commit."""
