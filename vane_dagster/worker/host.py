@@ -271,7 +271,7 @@ class Host:
             part=part,
             output=self._printed.drain(),
             recycle_reason=recycle_reason(self._lifecycle, self.served),
-            unused_gpu=unused_gpu() if calls_model and rows_in else "",
+            unused_gpu=unused_gpu() if _calls_model(work) and made.report.tally.rows_in else "",
             gpus=gpus,
         )
         return (table if work.keep else None), report
