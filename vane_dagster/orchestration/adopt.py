@@ -146,7 +146,7 @@ class _Edit:
             return None
         self._require_upstream()
         stored = max(manifests.values(), key=lambda each: each.committed_at)
-        changes = changed(stored.components, self.now)
+        changes = [*changed(stored.components, self.now)]
         kinds = {str(each): each.kind for each in (*stored.components, *self.now)}
         # Other edits decide about rows which a sample may not have.
         if others := [c for c in changes if kinds[c] not in _ADOPTABLE and c not in _REQUEST]:

@@ -47,7 +47,8 @@ def causes(
     """
     if former is None:
         return Counter({"not computed before": 1})
-    counts = Counter(f"{text} changed" for text in changed(former.components, components))
+    changes = changed(former.components, components)
+    counts = Counter(f"{name} {change}" for name, change in changes.items())
     if raised:
         counts[raised] = 1
     if SOURCE in former.reads:
@@ -67,10 +68,12 @@ def causes(
     return counts + Counter(types)
 
 
-def changed(before: Iterable[Component], now: Iterable[Component]) -> Sequence[str]:
-    """Return the components that changed or are new, then those that are gone."""
+def changed(before: Iterable[Component], now: Iterable[Component]) -> Mapping[str, str]:
+    """Return the components that changed or are new, then those that are gone, and which it is."""
     then, today = ({str(each): each.digest for each in some} for some in (before, now))
-    return [name for name in {**today, **then} if then.get(name) != today.get(name)]
+    changes = {name: "changed" if name in then else "counts now" for name in today}
+    changes |= {name: "no longer counts" for name in then if name not in today}
+    return {name: how for name, how in changes.items() if then.get(name) != today.get(name)}
 
 
 def _changed_types(before: pa.Schema, now: pa.Schema) -> list[str]:

@@ -45,10 +45,10 @@ BELOW = {
 @pytest.mark.parametrize(
     ("edit", "cause"),
     [
-        ({"fn": triple}, "code of triple changed"),
-        ({"fn_kwargs": {"by": 3}}, "argument \"fn_kwargs['by']\" changed"),
+        ({"fn": triple}, "code of double no longer counts"),
+        ({"fn_kwargs": {"by": 3}}, "argument \"fn_kwargs['by']\" counts now"),
         ({"columns": ["id", "n"]}, "option 'columns' changed"),
-        ({"keyed_env_vars": ["HOME"]}, "environment variable 'HOME' changed"),
+        ({"keyed_env_vars": ["HOME"]}, "environment variable 'HOME' counts now"),
     ],
 )
 def test_an_edit_is_named_and_downstream_stages_name_their_upstream(tmp_path, store, edit, cause):
