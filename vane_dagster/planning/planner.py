@@ -30,6 +30,7 @@ from vane_dagster.planning.inputs import (
     stages_between,
     stages_read,
 )
+from vane_dagster.planning.left_out import left_out
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.source_code import keyed, source_definition
 from vane_dagster.planning.stored_parts import StoredParts
@@ -80,6 +81,9 @@ def plan_run(
         for text in planner.warnings[key]:
             warnings.add(key, text)
     planned = [each for each in outcomes.values() if isinstance(each, PartitionPlan)]
+    if planner.heads and planned:
+        for text in left_out(pipeline, planner.source, partitions):
+            warnings.add(None, text)
     failed = {key: e for key, e in outcomes.items() if not isinstance(e, PartitionPlan)}
     return RunPlan(
         pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,

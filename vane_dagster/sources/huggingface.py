@@ -55,7 +55,8 @@ def huggingface(
             needed.
         split: The split; needed if there are several.
         partition_column: For a partitioned pipeline: the rows of a partition are those whose value
-            in this column, as text, equals the key.
+            in this column, as text, equals the key. Times that are all at midnight are days. Rows
+            of no partition are a warning.
         allow_empty: Whether a partition without rows is accepted; an error by default.
         **load_options: Further arguments of `datasets.load_dataset`, such as `name`, the
             configuration, `revision`, that on the hub, and `data_files`.

@@ -71,7 +71,7 @@ class Rows:
         require_columns("partition_column: the source", [name], self.schema.names, SourceError)
         kind = self.schema.field(name).type
         try:
-            texts = self.column(name).cast(pa.string())
+            texts = _days(self.column(name)).cast(pa.string())
         except pa.ArrowException:
             texts = None
         if texts is None or texts.null_count:
@@ -87,6 +87,15 @@ class Rows:
         edges = np.searchsorted(codes[order], np.arange(len(keys) + 1))
         slices = (order[low:high] for low, high in itertools.pairwise(edges))
         return dict(zip(keys, slices))
+
+
+def _days(values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return times as dates if all are at midnight, and other values unchanged."""
+    if not pa.types.is_timestamp(values.type):
+        return values
+    local = pc.local_timestamp(values) if values.type.tz else values
+    days = local.cast(pa.date32())
+    return days if days.cast(local.type).equals(local) else values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +126,9 @@ class RowsSource(StoredTableSource):
 
     def schema(self, location: str) -> pa.Schema:
         return self.rows.schema
+
+    def rows_by_key(self) -> Mapping[str | None, int]:
+        return {key: len(positions) for key, positions in self.rows.positions.items()}
 
     def identity(self, partition: str | None) -> str | None:
         return _identity(self.rows.blocks(partition))

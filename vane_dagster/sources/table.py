@@ -60,7 +60,8 @@ def table(
             DuckDB relation, a dict of columns, or a list of dicts; or a function without parameters
             that returns one, which is called once, when the rows are needed.
         partition_column: For a partitioned pipeline: the rows of a partition are those whose value
-            in this column, as text, equals the key.
+            in this column, as text, equals the key. Times that are all at midnight are days. Rows
+            of no partition are a warning.
         allow_empty: Whether a partition without rows is accepted; an error by default.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import uuid
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 import vane_dagster as vd
@@ -100,6 +102,19 @@ def test_partitions(store):
         vd.errors.SourceError, match=r"day = x has no rows. It has rows of 'a', 'b', 'c'"
     ):
         listed(days, "x")
+
+
+@pytest.mark.parametrize("zone", [None, "UTC", "Asia/Tokyo"])
+def test_times_at_midnight_are_days(zone):
+    def rows(hour: int) -> pa.Array:
+        local = pa.array([dt.datetime(2026, 1, 1, hour), dt.datetime(2026, 1, 2)])
+        return pc.assume_timezone(local, zone) if zone else local
+
+    days = vd.table({"id": [1, 2], "day": rows(0)}, partition_column="day")
+    assert read(days, partition="2026-01-02")["id"].to_pylist() == [2]
+    hours = vd.table({"id": [1, 2], "day": rows(1)}, partition_column="day")
+    with pytest.raises(vd.errors.SourceError, match=r"It has rows of '2026-01-01 01:00"):
+        listed(hours, "2026-01-01")
 
 
 @pytest.mark.parametrize("days", [["a", None], [[1], [2]]])

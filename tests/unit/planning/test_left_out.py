@@ -1,0 +1,48 @@
+"""Rows whose key is no partition are a warning of the plan, unless the partition may be added."""
+
+from __future__ import annotations
+
+import dagster as dg
+import pytest
+
+import vane_dagster as vd
+from support.data import partitioned
+from vane_dagster.planning.planner import plan_run
+
+DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-03")
+WEEKS = dg.WeeklyPartitionsDefinition("2026-01-04", end_date="2026-02-01")
+PARTS = dg.StaticPartitionsDefinition(["a", "b"])
+BOTH = dg.MultiPartitionsDefinition({"day": DAYS, "part": PARTS})
+ADDED = dg.DynamicPartitionsDefinition(name="added")
+
+
+@pytest.mark.parametrize(
+    ("partitions_def", "known", "later", "unknown"),
+    [
+        (DAYS, "2026-01-01", ["2026-01-03", "2027-01-01"], ["2025-12-31", "2026-1-1", "x"]),
+        (WEEKS, "2026-01-11", ["2026-02-01"], ["2026-01-12"]),
+        (PARTS, "a", ["b"], ["c", "d"]),
+        (BOTH, "2026-01-01|a", ["2026-01-09|b"], ["2026-01-01", "2026-01-01|c", "x|a"]),
+        (ADDED, "a", ["z"], []),
+    ],
+)
+def test_rows_of_no_partition(partitions_def, known, later, unknown, store):
+    keys = [known, *later, *unknown, *unknown]
+    rows = vd.table({"id": range(len(keys)), "day": keys}, partition_column="day")
+    docs = vd.Pipeline("docs", source=rows, id="id", partitions_def=partitions_def)
+    docs.project("kept", {"day": "day"})
+    warnings = plan_run(docs, ["kept"], [known], store).warnings
+    shown = ", ".join(map(repr, sorted(unknown)))
+    text = (
+        f"pipeline 'docs': a dict in memory has {2 * len(unknown)} rows of {shown}, which no run "
+        f"computes: there is no such partition. A key is {known!r}"
+    )
+    assert warnings == ([text] if unknown else [])
+
+
+def test_some_keys_are_named(store):
+    rows = vd.table({"id": range(6), "part": [*"abcdef"]}, partition_column="part")
+    docs = partitioned(rows, ["a"])
+    docs.project("kept", {"part": "part"})
+    (text,) = plan_run(docs, ["kept"], ["a"], store).warnings
+    assert "5 rows of 'b', 'c', 'd' and 2 more, which" in text

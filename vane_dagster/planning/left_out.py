@@ -1,0 +1,70 @@
+"""Rows of a source that no partition of the pipeline has, such as those of a misspelled day."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+from collections.abc import Collection
+from typing import Any
+
+from vane_dagster._texts import count
+from vane_dagster.errors import names
+from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.sources import Source
+
+_SHOWN = 3
+
+
+def left_out(pipeline: Pipeline, source: Source, planned: Collection[str | None]) -> list[str]:
+    """Return a warning of the rows that no partition has, if there are some.
+
+    Args:
+        pipeline: The pipeline.
+        source: Its source, as the run uses it.
+        planned: Some partitions, which are known to exist.
+    """
+    rows = source.rows_by_key()
+    keys = {key for key in rows.keys() - {*planned} if key is not None}
+    unknown = _unknown(pipeline.partitions_def, keys) if keys else set()
+    if not unknown:
+        return []
+    number, of = count(sum(rows[key] for key in unknown), "row"), names(sorted(unknown), _SHOWN)
+    return [
+        f"pipeline {pipeline.name!r}: {source.place} has {number} of {of}, which no run computes: "
+        f"there is no such partition. A key is {min(map(str, planned))!r}"
+    ]
+
+
+def _unknown(partitions_def: Any, keys: set[str]) -> set[str]:
+    """Return the keys that are no partition, nor a later one, which may be added."""
+    import dagster as dg
+
+    if isinstance(partitions_def, dg.MultiPartitionsDefinition):
+        parts = partitions_def.partitions_defs
+        values = {key: key.split("|") for key in keys}
+        wrong = [
+            _unknown(part.partitions_def, {each[i] for each in values.values() if i < len(each)})
+            for i, part in enumerate(parts)
+        ]
+        return {
+            key
+            for key, each in values.items()
+            if len(each) != len(parts) or any(map(set.__contains__, wrong, each))
+        }
+    if isinstance(partitions_def, dg.DynamicPartitionsDefinition):
+        return set()
+    known = partitions_def.get_partition_keys()
+    unknown = keys.difference(known)
+    if isinstance(partitions_def, dg.TimeWindowPartitionsDefinition):
+        last = known[-1] if known else None
+        return {key for key in unknown if not _is_later(key, last, partitions_def.fmt)}
+    return unknown
+
+
+def _is_later(key: str, last: str | None, form: str) -> bool:
+    """Return whether a text is a key in the form of time windows, and follows the last one."""
+    with contextlib.suppress(ValueError):
+        start = dt.datetime.strptime(key, form)
+        after = last is None or start > dt.datetime.strptime(last, form)
+        return after and start.strftime(form) == key
+    return False
