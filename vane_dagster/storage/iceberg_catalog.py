@@ -13,6 +13,8 @@ from vane_dagster.errors import DefinitionError
 
 DEFAULT_CATALOG = "default"
 """The name of a catalog that is declared by its properties alone, as in pyiceberg."""
+_SQL_TABLES = 2
+"""The tables that pyiceberg creates in a new SQL catalog, which others may do at the same time."""
 _IDENTIFIER = re.compile(r"[^.\s{}]+(\.[^.\s{}]+)+")
 _FSSPEC_NAMES = {
     "s3.access-key-id": "key",
@@ -44,8 +46,14 @@ class IcebergCatalog:
         from pyiceberg.catalog import load_catalog
 
         keep_options(self.properties)
-        properties = revealed(self.properties)
-        return load_catalog(self.name, **{name: str(v) for name, v in properties.items()})
+        properties = {name: str(v) for name, v in revealed(self.properties).items()}
+        for _ in range(_SQL_TABLES):
+            try:
+                return load_catalog(self.name, **properties)
+            except Exception as error:  # of SQLAlchemy, which a catalog need not use
+                if "already exists" not in str(error):
+                    raise
+        return load_catalog(self.name, **properties)
 
     def table(self, identifier: str) -> Any:
         """Load the current metadata of a table; None if the table does not exist."""

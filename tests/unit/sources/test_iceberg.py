@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
 from pyiceberg.types import LongType, StringType
 
 import vane_dagster as vd
@@ -18,6 +20,7 @@ from support.data import SECRET
 from support.iceberg_tables import catalog_in, delete_positions, opened
 from support.ingested import rows, split
 from vane_dagster.sources import FragmentRule
+from vane_dagster.storage.iceberg_catalog import IcebergCatalog
 
 
 def made(ids: Any, **more: Any) -> pa.Table:
@@ -47,6 +50,22 @@ def added(catalog: dict[str, str], table: pa.Table, row_group_size: int) -> tupl
 def read(catalog: dict[str, str], size: int = 10, **given: Any) -> list[dict[str, Any]]:
     found = rows(vd.iceberg(catalog, "db.docs", **given), FragmentRule(size))
     return sorted(found, key=lambda row: row["id"])
+
+
+def test_a_sql_catalog_whose_tables_others_create_at_the_same_time_is_opened(tmp_path):
+    catalog = IcebergCatalog("new", {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"})
+    real, created = SqlCatalog.create_tables, iter(SqlCatalogBaseTable.metadata.sorted_tables)
+
+    def overtaken(self: SqlCatalog) -> None:
+        if (table := next(created, None)) is not None:
+            table.create(self.engine)
+            table.create(self.engine)
+        real(self)
+
+    with mock.patch.object(SqlCatalog, "create_tables", overtaken):
+        assert catalog.open().list_namespaces() == []
+    with pytest.raises(ValueError, match="Invalid schema_version"):
+        replace(catalog, properties={**catalog.properties, "schema_version": "v9"}).open()
 
 
 @pytest.mark.parametrize(
