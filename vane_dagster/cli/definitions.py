@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 import tomllib
+import traceback
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
@@ -18,6 +19,7 @@ import click
 import dagster as dg
 
 from vane_dagster.errors import described
+from vane_dagster.fingerprint.modules import path_kind
 from vane_dagster.orchestration.assets import PIPELINES
 from vane_dagster.orchestration.forecasts import partition_keys
 from vane_dagster.orchestration.read import open_store
@@ -52,7 +54,7 @@ class Definitions:
             while cause.__cause__ is not None:  # that of a component names only the component
                 cause = cause.__cause__
             text += f"\n{described(cause)}" * (cause is not error)
-            raise click.ClickException(text) from error
+            raise click.ClickException(text + _raised_at(cause)) from error
         self._definitions = [value for value in values if isinstance(value, dg.Definitions)]
 
     def pipeline(self, name: str | None) -> Any:
@@ -108,6 +110,15 @@ class Definitions:
                     text = f"the resource {key!r} is not complete: {described(error)}"
                     raise click.ClickException(text) from error
         return None
+
+
+def _raised_at(error: BaseException) -> str:
+    """Return the last line of the user's files in a traceback; empty if there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = os.path.realpath(frame.filename)
+        if os.path.isfile(path) and path_kind(path) == "own":
+            return f"\nat {path.removeprefix(os.path.join(os.getcwd(), ''))}, line {frame.lineno}"
+    return ""
 
 
 def _project_module() -> str:

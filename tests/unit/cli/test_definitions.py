@@ -96,7 +96,19 @@ def test_definitions_that_cannot_be_loaded_have_the_first_cause(tmp_path: Path) 
     )
     done = CliRunner().invoke(main, ["plan", "-f", "defs_of_test.py"])
     text = "cannot be loaded: RuntimeError: in the component docs\nKeyError: 'LAKE'\n"
+    text += "at defs_of_test.py, line 2\n"
     assert (done.exit_code, text in done.output) == (1, True), done.output
+
+
+def test_definitions_that_cannot_be_loaded_have_the_line_of_the_users_code(tmp_path: Path) -> None:
+    (tmp_path / "defs_of_test.py").write_text("import helper_of_test\n")
+    (tmp_path / "helper_of_test.py").write_text("import re\n\nre.compile('(')\n")
+    done = CliRunner().invoke(main, ["plan", "-f", "defs_of_test.py"])
+    assert done.output.endswith("at helper_of_test.py, line 3\n"), done.output
+    (tmp_path / "helper_of_test.py").write_text("import not_there\n")
+    done = CliRunner().invoke(main, ["plan", "-f", "defs_of_test.py"])
+    text = "ModuleNotFoundError: No module named 'not_there'\nat helper_of_test.py, line 1\n"
+    assert done.output.endswith(text), done.output
 
 
 def test_partitions_are_options_of_dagsters_command() -> None:
