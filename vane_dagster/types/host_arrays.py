@@ -9,6 +9,8 @@ import numpy as np
 
 _PLAIN = frozenset({str, int, float, bool, bytes, list, dict, type(None)})
 """Types of values that are not arrays."""
+_NOT_OF_NUMPY = ("torch.bfloat16", "torch.float8")
+"""Floating-point types that numpy lacks; float32 has all of their values."""
 
 
 def without_tensor(value: Any) -> Any:
@@ -18,7 +20,10 @@ def without_tensor(value: Any) -> Any:
     """
     if hasattr(value, "detach"):
         try:
-            return value.detach().cpu().numpy()
+            host = value.detach().cpu()
+            if str(getattr(host, "dtype", "")).startswith(_NOT_OF_NUMPY):
+                host = host.float()
+            return host.numpy()
         except RuntimeError as error:  # a layout of torch that numpy does not have
             raise TypeError(str(error)) from error
     tensorflow = sys.modules.get("tensorflow")

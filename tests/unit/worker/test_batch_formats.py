@@ -181,6 +181,17 @@ def test_a_last_dimension_of_1_is_squeezed_for_scalars(shape):
     assert column(array.reshape(3, 1), pa.list_(pa.float64(), 1)).to_pylist() == [[0], [1], [2]]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_floating_point_numbers_of_any_precision_are_results(dtype):
+    import torch
+
+    batch = torch.tensor([[0.0, 0.5, 1.5]] * 2).to(getattr(torch, dtype)).requires_grad_()
+    for values in batch, list(batch):
+        found = column(values, pa.list_(pa.float32(), 3))
+        assert found.to_pylist() == [[0, 0.5, 1.5]] * 2
+    assert column(batch[:, 1], pa.float32()).to_pylist() == [0.5, 0.5]
+
+
 # Nulls
 
 NAN = float("nan")
