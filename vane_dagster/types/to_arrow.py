@@ -109,7 +109,7 @@ def as_column(values: Any) -> Any:
     if isinstance(values, memoryview):
         values = np.asarray(values)
     if getattr(getattr(values, "dtype", None), "names", None):  # a structured array
-        return _plain(values)
+        return plain(values)
     if getattr(values, "ndim", 0) and values.dtype != object:
         return values if is_pandas(values) else _in_arrow_unit(native(values))
     if not hasattr(values, "__len__") and not isinstance(values, Iterable):
@@ -204,7 +204,7 @@ def _from_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:
         stack = row_shape(kind) is not None or ndim > 1 or not pa.types.is_nested(kind)
         if stack or (several and not records):
             return _from_arrays(rows, kind)
-        rows = [_plain(row) if isinstance(row, np.ma.MaskedArray) else row for row in rows]
+        rows = [plain(row) if isinstance(row, np.ma.MaskedArray) else row for row in rows]
     if is_tensor(kind):
         return _inferred(rows, kind.value_type) if first is not None else pa.nulls(len(rows), kind)
     if records:
@@ -217,7 +217,7 @@ def _inferred(rows: list[Any], kind: pa.DataType) -> pa.Array:
     classes = _classes(rows)
     is_numpy = classes == {np.datetime64}
     if any(map(_needs_plain, classes)):
-        rows = [_plain(row) for row in rows]
+        rows = [plain(row) for row in rows]
         classes = _classes(rows)
     if len(families := {_family(each) for each in classes}) > 1 and families not in _MIXED:
         listed = ", ".join(sorted(each.__name__ for each in classes))
@@ -225,7 +225,7 @@ def _inferred(rows: list[Any], kind: pa.DataType) -> pa.Array:
     try:
         inferred = pa.infer_type(rows)
     except (pa.ArrowException, TypeError):  # arrays beside lists
-        rows = [_plain(row) for row in rows]
+        rows = [plain(row) for row in rows]
         inferred = pa.infer_type(rows)
     exact = _exact(kind, inferred)
     if families & _TIMES:
@@ -277,18 +277,18 @@ def _needs_plain(kind: type) -> bool:
     return kind.__name__ in ("NAType", "NaTType") and kind.__module__.startswith("pandas.")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value, or a list of values, as plain Python values without enums and arrays."""
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, np.ndarray):
         if fields := value.dtype.names:
-            columns = [_plain(value[name]) for name in fields]
+            columns = [plain(value[name]) for name in fields]
             return [dict(zip(fields, row)) for row in zip(*columns)]
         # tolist() would make integers of nanoseconds.
-        return [_plain(each) for each in value] if value.dtype.kind in "OmM" else value.tolist()
+        return [plain(each) for each in value] if value.dtype.kind in "OmM" else value.tolist()
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     if isinstance(value, (np.datetime64, np.timedelta64)):
         value = _in_arrow_unit(value)
         if np.datetime_data(value.dtype)[0] == "ns":  # more than Python's classes hold
@@ -359,7 +359,7 @@ def _from_arrays(rows: list[Any], kind: pa.DataType) -> pa.Array:
     if row_shape(kind) is not None:
         shapes = list(dict.fromkeys(row.shape for row in rows if row is not None))
         raise ValueError(f"rows have the shapes {names(shapes)}; expected one shape")
-    return _inferred([_plain(row) for row in rows], kind)
+    return _inferred([plain(row) for row in rows], kind)
 
 
 def _nested_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:

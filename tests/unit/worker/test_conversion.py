@@ -22,6 +22,7 @@ from vane_dagster.errors import UdfError
 from vane_dagster.pipeline.contracts import TYPES
 from vane_dagster.pipeline.pipeline import Stage
 from vane_dagster.types.schema import merged_types, read_schema, schema_code
+from vane_dagster.types.to_arrow import to_arrow
 from vane_dagster.worker.conversion import fitted
 from vane_dagster.worker.inferred_types import column_type
 from vane_dagster.worker.results import from_result, result_columns
@@ -157,6 +158,31 @@ def types(method: str, fn: Any, **options: Any) -> str:
 )  # fmt: skip
 def test_a_column_has_the_type_of_its_values(values: Any, expected: pa.DataType):
     assert column_type(values) == expected
+
+
+NS = pd.Timestamp("2026-01-01T00:00:00.123456789")
+DAY = np.datetime64("2026-01-01")
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([NS, NS.floor("D"), None], pa.timestamp("ns")),
+        ([NS.tz_localize("UTC")], pa.timestamp("ns", "UTC")),
+        ([NS.floor("us")], pa.timestamp("us")),
+        ([{"at": [NS]}], pa.struct([("at", pa.list_(pa.timestamp("ns")))])),
+        ([pd.Timedelta(1, "ns")], pa.duration("ns")),
+        ([DAY, None], pa.date32()),
+        ([[DAY]], pa.list_(pa.date32())),
+        ([{"day": DAY}], pa.struct([("day", pa.date32())])),
+        ([DAY.astype("M8[s]")], pa.timestamp("us")),
+        ([DAY.astype("M8[ns]")], pa.timestamp("ns")),
+        ([np.timedelta64(1, "h")], pa.duration("us")),
+    ],
+)
+def test_the_type_of_times_holds_them(values: Any, expected: pa.DataType):
+    assert column_type(values) == expected
+    assert to_arrow(values, expected).type == expected
 
 
 @pytest.mark.parametrize(
