@@ -15,7 +15,7 @@ from vane_dagster._lazy import pc
 from vane_dagster._texts import count, listed
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
 from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
-from vane_dagster.orchestration.forecasts import partition_order
+from vane_dagster.orchestration.partition_order import partition_order
 from vane_dagster.orchestration.read import quarantine as failed_rows
 from vane_dagster.planning.causes import ALWAYS, RETRIED
 

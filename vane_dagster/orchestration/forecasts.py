@@ -15,7 +15,7 @@ from vane_dagster._secrets import errors_masked
 from vane_dagster.compute.client import running_pools
 from vane_dagster.engine.inference import with_pins
 from vane_dagster.errors import DefinitionError, VaneError, names
-from vane_dagster.orchestration.partition_order import DagsterOrder
+from vane_dagster.orchestration.partition_order import partition_order
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.forecast import NOT_COUNTED, Forecast, Sample, forecast
@@ -144,15 +144,6 @@ def selected_stages(pipeline: Pipeline, select: Any, location: str) -> set[str]:
     if not chosen:
         raise DefinitionError(f"{location}: select is {select!r}, which names no stage")
     return chosen
-
-
-def partition_order(pipeline: Pipeline) -> DagsterOrder:
-    """Return the order of a pipeline's partitions."""
-    definition: Any = pipeline.partitions_def
-    parts = [each.partitions_def for each in getattr(definition, "partitions_defs", ())]
-    # The instance has the keys of partitions that are added at run time.
-    is_dynamic = any(isinstance(d, dg.DynamicPartitionsDefinition) for d in (definition, *parts))
-    return DagsterOrder(definition, dg.DagsterInstance.get() if is_dynamic else None)
 
 
 def partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[str | None]:

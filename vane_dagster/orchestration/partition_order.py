@@ -8,6 +8,8 @@ from typing import Any
 
 import dagster as dg
 
+from vane_dagster.pipeline.pipeline import Pipeline
+
 
 class DagsterOrder:
     """The partitions of a definition; they are listed once.
@@ -68,6 +70,15 @@ class DagsterOrder:
         along = ordered[0] if ordered else dimensions[-1].name
         keys = self._definition.get_partition_key_from_str(str(partition)).keys_by_dimension
         return {name: key for name, key in keys.items() if name != along}
+
+
+def partition_order(pipeline: Pipeline) -> DagsterOrder:
+    """Return the order of a pipeline's partitions."""
+    definition: Any = pipeline.partitions_def
+    parts = [each.partitions_def for each in getattr(definition, "partitions_defs", ())]
+    # The instance has the keys of partitions that are added at run time.
+    is_dynamic = any(isinstance(d, dg.DynamicPartitionsDefinition) for d in (definition, *parts))
+    return DagsterOrder(definition, dg.DagsterInstance.get() if is_dynamic else None)
 
 
 def range_tags(first: str | None, last: str | None) -> dict[str, str]:

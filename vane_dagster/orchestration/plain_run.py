@@ -12,7 +12,8 @@ from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import VaneError
 from vane_dagster.events import Committed, Event, Failed, Progress, Unchanged
 from vane_dagster.orchestration.check_events import Checked, describe_checks
-from vane_dagster.orchestration.forecasts import partition_keys, partition_order, selected_stages
+from vane_dagster.orchestration.forecasts import partition_keys, selected_stages
+from vane_dagster.orchestration.partition_order import partition_order
 from vane_dagster.orchestration.progress import PRINTED, ProgressReport, RunSummary, log_text
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.reporting import failure_message
@@ -37,7 +38,7 @@ def run(
     opened = open_store(store, location)
     run_id = f"run-{secrets.token_hex(4)}"
     checks = CheckRunner(pipeline, opened, partition_order(pipeline).before, run_id)
-    report = _Report(checks)
+    report = _Report(pipeline.name, checks)
     context = RunContext(opened, run_id, checks, report.listen)
     with errors_masked():
         compute = LocalCompute() if compute is None else compute
@@ -58,8 +59,8 @@ def run(
 class _Report:
     """Prints a run's progress and warnings."""
 
-    def __init__(self, runner: CheckRunner) -> None:
-        self._runner, self._summary = runner, RunSummary()
+    def __init__(self, pipeline: str, runner: CheckRunner) -> None:
+        self._pipeline, self._runner, self._summary = pipeline, runner, RunSummary()
         self.errors, self.checks = EqualErrors(), list[Checked]()
         self._progress = ProgressReport(print)
 
@@ -70,7 +71,8 @@ class _Report:
             self._progress(event)
         elif isinstance(event, Failed):
             if event.because is None:
-                self.errors.add(event.partition, failure_message(event), event.stage)
+                text = failure_message(event, self._pipeline)
+                self.errors.add(event.partition, text, event.stage)
         elif isinstance(event, (Committed, Unchanged)) and (manifest := event.manifest):
             is_new = isinstance(event, Committed)
             results = manifest.checks if is_new else self._runner.results(manifest)

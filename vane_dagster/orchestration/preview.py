@@ -21,6 +21,7 @@ from vane_dagster.engine.inference import FirstRows, SchemaInference, calls_mode
 from vane_dagster.engine.kept_instances import with_kept_instances
 from vane_dagster.errors import DefinitionError, names
 from vane_dagster.events import Event, WorkerReady
+from vane_dagster.orchestration.partition_order import partition_order
 from vane_dagster.orchestration.progress import PRINTED, log_text
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import Compute, LocalCompute
@@ -99,10 +100,15 @@ def preview(
     """Implement `Stage.preview`."""
     location = f"stage '{pipeline.name}/{stage}'"
     positive(location, "rows", rows)
-    if (partition is None) != (pipeline.partitions_def is None):
+    if partition is None and pipeline.partitions_def is not None:
+        known = names(reversed(partition_order(pipeline).all()), 3)
         raise DefinitionError(
-            f"{location}: preview: partition is {partition!r}; name one if the pipeline has "
-            "partitions, and none if it has not"
+            f"{location}: preview: the pipeline is partitioned: name one with --partition, or "
+            f"partition=; it has {known}"
+        )
+    if partition is not None and pipeline.partitions_def is None:
+        raise DefinitionError(
+            f"{location}: preview: partition is {partition!r}, and the pipeline has none"
         )
     if store is None and not isinstance(compute, (LocalCompute, type(None))):
         raise DefinitionError(
@@ -183,7 +189,7 @@ class _Asked:
         read = inference.matching_rows(filtering, self.input, self.rows)
         chosen = [] if read is None else [*self._input_ids(read)][: self.rows]
         if missing := set(self.ids or ()) - {str(each) for each in chosen}:
-            asked = f"has no row with the id {names(sorted(missing))}"
+            asked = f"has no row with {names(sorted(missing))} in its id column {id!r}"
         elif not chosen:
             asked = "has no row"
         else:

@@ -211,7 +211,7 @@ class RunReport:
             if event.expected:
                 metadata["expected_by"] = dg.MetadataValue.timestamp(event.expected)
         else:
-            metadata["error"] = _first_line(failure_message(event))
+            metadata["error"] = _first_line(failure_message(event, self._pipeline.name))
             if command := self._logs(event.because or event.stage):
                 metadata["logs"] = dg.MetadataValue.md(command)
         self._context.log_event(
@@ -293,7 +293,7 @@ class RunReport:
 
     def _add_error(self, event: Failed) -> None:
         """Log the first of equal errors, in one line if the step's failure has all of it."""
-        message = failure_message(event)
+        message = failure_message(event, self._pipeline.name)
         if number := self._errors.add(event.partition, message, event.stage):
             self._log.error(_first_line(message) if number <= _SHOWN else message)
 
@@ -336,9 +336,9 @@ def _observes_source(context: dg.AssetExecutionContext, pipeline: Pipeline) -> b
     return graph.has(key) and not graph.get(key).assets_def.is_auto_created_stub
 
 
-def failure_message(failure: Failed) -> str:
+def failure_message(failure: Failed, pipeline: str) -> str:
     """Return the error, masked, with its stage and partition unless it begins with a place."""
     text = masked(str(failure.error))
     if text.startswith(("stage ", "pipeline ")):
         return text
-    return f"stage {failure.stage!r}{in_partition(failure.partition)}: {text}"
+    return f"stage '{pipeline}/{failure.stage}'{in_partition(failure.partition)}: {text}"

@@ -292,7 +292,7 @@ class ManifestIndex:
     def _never(self, stage: str) -> str:
         label = self.label(stage)
         folders = [*self.store.latest_of_all(self.pipeline, stage)]
-        has = f"it has {count(len(folders), 'partition')}: {names(folders[-3:])}"
+        has = f"it has {count(len(folders), 'partition')}: {names(reversed(folders), 3)}"
         if self.partition is None and folders:
             return f"{label!r} is partitioned: name one with --partition, or partition=; {has}"
         return (

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from vane_dagster.errors import SourceError
+from vane_dagster.errors import SourceError, names
 from vane_dagster.sources import SourceReader
 from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.sources.file import TaskFiles
@@ -48,9 +48,11 @@ def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
 def checked_ids(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:
     """Return a table unchanged after a check of its ids."""
     if wrong := repeated_or_null(table.column(rows.id)):
+        of = names(rows.id_rule.columns) if rows.id_rule else ""
+        made = f", which is made of {of}" if of else ""
         raise SourceError(
-            f"{work.location}: the source has {wrong} in {rows.id!r}; an id must be unique and not "
-            "null inside a partition. Fix the source, or filter the rows out with where="
+            f"{work.location}: the source has {wrong} in {rows.id!r}{made}; an id must be unique "
+            "and not null inside a partition. Fix the source, or filter the rows out with where="
         )
     return table
 

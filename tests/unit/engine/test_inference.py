@@ -122,7 +122,7 @@ def test_empty_partitions_may_come_first(tmp_path, given):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "name one if the pipeline has partitions"),
+        ({}, "name one with --partition, or partition=; it has 'p5', 'p4', 'p3' and 3 more"),
         ({"rows": 0, "partition": "a"}, "rows is 0"),
         ({"compute": vd.RayCompute(), "partition": "a"}, "give store= too"),
     ],

@@ -138,7 +138,13 @@ def test_a_target_that_cannot_be_listed_is_an_error_of_its_stage(tmp_path):
 def test_the_error_of_a_partition_is_masked_wherever_it_is_reported():
     """That of the driver too, as of its store."""
     error = VaneError("stage 'docs/m': s3://key:hidden-secret@bucket/part is gone")
-    assert "***@bucket" in failure_message(Failed("m", "a", error))
+    assert "***@bucket" in failure_message(Failed("m", "a", error), "docs")
+
+
+def test_an_error_without_a_place_has_that_of_its_stage():
+    failed = Failed("m", "a", VaneError("Model could not be constructed"))
+    text = "stage 'docs/m', partition 'a': Model could not be constructed"
+    assert failure_message(failed, "docs") == text
 
 
 def is_odd(code: int) -> bool:

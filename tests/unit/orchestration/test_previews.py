@@ -80,11 +80,15 @@ def test_ids_and_conditions_choose_rows_of_the_input(tmp_path):
 @pytest.mark.parametrize(
     ("chosen", "error", "words"),
     [
-        ({"ids": ["x"]}, DefinitionError, "its input has no row with the id 'x', among 200 rows"),
+        (
+            {"ids": ["x"]},
+            DefinitionError,
+            "its input has no row with 'x' in its id column 'id', among",
+        ),
         (
             {"ids": ["it's 001"], "where": "n > 1"},
             DefinitionError,
-            "no row with the id \"it's 001\" for which where='n > 1' is true",
+            "no row with \"it's 001\" in its id column 'id' for which where='n > 1' is true",
         ),
         ({"where": "n > 999"}, DefinitionError, "no row for which where='n > 999' is true, among"),
         ({"ids": []}, DefinitionError, "the number of ids is 0"),
@@ -107,7 +111,7 @@ def test_the_input_of_a_join_is_the_stage_whose_rows_it_keeps(tmp_path):
     assert found.table.select(["n", "part"]).to_pylist() == [
         {"n": 17, "part": 8.5}, {"n": 199, "part": 99.5}
     ]  # fmt: skip
-    with pytest.raises(DefinitionError, match="its input has no row with the id 'x', among 200"):
+    with pytest.raises(DefinitionError, match="no row with 'x' in its id column 'id', among 200"):
         joined.preview(ids=["x"], **given(tmp_path))
     found = joined.preview(20, **given(tmp_path))
     assert ids(found) == [n for n in range(20) if n != 13]

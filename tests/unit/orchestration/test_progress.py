@@ -237,7 +237,7 @@ def test_the_failure_has_the_first_five_errors_in_full_and_the_log_the_others(tm
     for number in range(7):
         report.listen(Failed("a", None, vd.errors.UdfError(f"error {number}\n\nframes")))
     frames = [""] * 5 + ["\n\nframes"] * 2
-    assert lines == [f"stage 'a': error {n}{each}" for n, each in enumerate(frames)]
+    assert lines == [f"stage 'docs/a': error {n}{each}" for n, each in enumerate(frames)]
     with pytest.raises(dg.Failure) as raised:
         list(report.results())
     assert raised.value.description.count("frames") == 5

@@ -29,7 +29,7 @@ def make(
     tmp_path: Path,
     where: str | None = None,
     columns: Any = None,
-    id: str = "id",
+    id: Any = "id",
     source: ParquetSource | None = None,
     project: Any = ("n", "text"),
     partitions: list[str] | None = None,
@@ -152,6 +152,15 @@ BAD_FILES: dict[str, tuple[dict[str, Any], str]] = {
     "null": ({**GOOD, "id": [1, None, 2]}, "the source has 1 null ids in 'id'"),
     "apart": (GOOD, "ids 3 of 'id' are in more than one fragment"),
 }
+
+
+def test_ids_of_several_columns_are_refused_with_the_columns(tmp_path):
+    write_source(tmp_path / "src", {"doc": ["a", "a"], "page": [1, 1], "n": [1, 2]})
+    docs = make(tmp_path, id=["doc", "page"], project=["n"])
+    words = "the source has 1 ids more than once: 'a|1' in 'id', which is made of 'doc', 'page'; an"
+    with pytest.raises(vd.errors.VaneError) as raised:
+        docs.run(store=str(tmp_path / "store"), compute=InProcessCompute())
+    assert words in str(raised.value)
 
 
 def test_bad_partitions_leave_the_others(tmp_path):
