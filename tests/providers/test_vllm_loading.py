@@ -31,7 +31,7 @@ def test_a_model_that_the_engine_cannot_load_says_why(tiny, tmp_path, local, mat
     ask(pipeline, model)
     message = failure(materialize(pipeline, local, raises=False))
     first = message.partition("\n\n")[0]
-    assert first.startswith(f"stage 'asked': VllmProvider('{model}') could not be constructed")
+    assert first.startswith(f"stage 'docs/asked': VllmProvider('{model}') could not be constructed")
     assert "EngineLoadError: vLLM's engine did not start: " in first
     assert "SafetensorError: Error while deserializing header" in first
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from vane_dagster._arguments import NAME
 from vane_dagster._home import STORE_MARK
 from vane_dagster._texts import in_partition
 from vane_dagster.errors import StoreError
@@ -100,8 +101,9 @@ class Store:
         return self.root.child(pipeline, stage, "manifests", partition_folder(partition))
 
     def stages(self, pipeline: str) -> list[str]:
-        """Return the folders of a pipeline's stages, sorted."""
-        return sorted({s for each in self.layers for s in each.root.child(pipeline).folders()})
+        """Return the folders of a pipeline's stages, sorted, without those of previews' input."""
+        folders = {s for each in self.layers for s in each.root.child(pipeline).folders()}
+        return sorted(filter(NAME.fullmatch, folders))
 
     def latest(
         self, pipeline: str, stage: str, partitions: Iterable[str | None]

@@ -38,7 +38,7 @@ def docs(name: str, rows: int) -> vd.Pipeline:
     return made
 
 
-def test_the_commands_print_tables_and_json(store):
+def test_the_commands_print_tables_and_json(store, tmp_path):
     if store.root.url.startswith("memory"):
         pytest.skip("one file system is enough")
 
@@ -47,7 +47,9 @@ def test_the_commands_print_tables_and_json(store):
         assert done.exit_code == 0, done.output
         return str(done.output)
 
+    (tmp_path / "docs" / "input of some").mkdir()  # as a preview makes it, on a local disk
     assert "docs/some  -          2           8     2" in call("ls")
+    assert "input of" not in call("ls")
     assert "DE / 3" in call("ls", "docs/some")
     lines = [json.loads(line) for line in call("ls", "docs/some", "--json").splitlines()]
     assert sorted(each["partition"] for each in lines) == ["DE / 3", "a"]
