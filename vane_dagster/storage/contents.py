@@ -73,7 +73,7 @@ def results(store: Store, path: str = "") -> Iterator[Results]:
 
 
 def forget(
-    store: Store, pipeline: str, keys: Collection[str], before: str = "", dry_run: bool = False
+    store: Store, path: str, keys: Collection[str], before: str = "", dry_run: bool = False
 ) -> Iterator[Results]:
     """Delete all versions and failed rows of partitions, and yield what was in force of them.
 
@@ -81,15 +81,18 @@ def forget(
 
     Args:
         store: The store. Of a branch, its own partitions.
-        pipeline: The pipeline.
-        keys: The partitions.
+        path: A pipeline, or a stage as "docs/embedding".
+        keys: The partitions. Of a stage, all are meant if neither they nor `before` is given.
         before: Partitions with a key that precedes this text are meant, too.
         dry_run: Whether to change nothing.
     """
     own = Store(store.root)
-    for stage in own.stages(pipeline):
+    pipeline, _, only = path.strip("/").partition("/")
+    every = bool(only) and not keys and not before
+    for stage in [only] if only else own.stages(pipeline):
         for manifest in _in_force(own, pipeline, stage):
-            if (key := manifest.partition) is not None and (key in keys or key < before):
+            key = manifest.partition
+            if every or (key is not None and (key in keys or key < before)):
                 result = Results(f"{pipeline}/{stage}", key)
                 result.add(manifest)
                 for name in () if dry_run else ("manifests", FAILED):

@@ -77,3 +77,25 @@ def test_forgotten_partitions_are_computed_again_and_their_parts_collected(tmp_p
         assert (absent.exit_code, "has no such partition" in absent.output) == (1, True)
         marked = list(collect(made, GcPolicy(time.time() + 1, keep=0, grace=0)))
         assert sorted(len(each.condemned) for each in marked if "docs/" in each.stage) == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("words", "left"), [([], set()), (["a"], {"DE / 3"}), (["--before", "E"], {"a"})]
+)
+def test_one_stage_is_forgotten(tmp_path, words, left):
+    made = Store(StoragePath(str(tmp_path)))
+    compute(docs("docs", 3), made, ["a", "DE / 3"])
+    done = CliRunner().invoke(main, ["store", "forget", made.root.url, "docs/some", *words])
+    assert f"docs/some: {2 - len(left)} partition" in done.output, done.output
+    assert {each.partition for each in contents.results(made, "docs/some")} == left
+    assert len([*contents.results(made, "docs/all")]) == 2
+
+
+def test_a_stage_without_partitions_is_forgotten_but_no_whole_pipeline(tmp_path):
+    made = Store(StoragePath(str(tmp_path)))
+    one = vd.Pipeline("one", source=vd.table({"id": [1]}), id="id")
+    one.project("old", ["id"])
+    compute(one, made, [None])
+    assert not [*contents.forget(made, "one", [])]
+    assert [each.rows for each in contents.forget(made, "one/old", [])] == [1]
+    assert not [*contents.results(made, "one/old")]
