@@ -146,8 +146,8 @@ def asset_path(stage: Any, caller: str) -> Sequence[str]:
     """Return the path of an asset key."""
     if isinstance(stage, str) and stage.strip("/"):
         return stage.strip("/").split("/")
-    path = getattr(getattr(stage, "key", stage), "path", None)
-    if not path:
+    path = getattr(getattr(stage, "key", stage), "path", stage)
+    if not path or not isinstance(path, (list, tuple)):
         raise StoreError(
             f"{caller}: stage is {stage!r}; expected pipeline and stage, such as 'docs/embedding', "
             "or an asset or its key"

@@ -168,11 +168,12 @@ def asset_path(asset: Any, location: str) -> str | None:
     """Return the key of an asset, such as "a/b"."""
     if asset is None or isinstance(asset, str):
         return asset
-    path = getattr(getattr(asset, "key", asset), "path", None)
-    if path is None:
+    path = getattr(getattr(asset, "key", asset), "path", asset)
+    texts = path if isinstance(path, (list, tuple)) else ()
+    if not texts or not all(isinstance(text, str) for text in texts):
         raise DefinitionError(
-            f"{location}: asset is a {type(asset).__name__}; expected an asset key, a string 'a/b' "
-            "or the asset that writes the files"
+            f"{location}: asset is a {type(asset).__name__}; expected an asset key, as 'a/b' or "
+            '["a", "b"], or the asset that writes the files'
         )
     return "/".join(path)
 

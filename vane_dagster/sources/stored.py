@@ -104,7 +104,7 @@ def stored(asset: Any, *, allow_empty: bool = False) -> StoredSource:
 
     Args:
         asset: A stage of another pipeline, an ordinary asset that uses the `FragmentStore` as its
-            IO manager, or the key of either, such as "a/b".
+            IO manager, or the key of either, such as "a/b" or ["a", "b"].
         allow_empty: Whether a partition without any rows is accepted; an error by default.
 
     Raises:

@@ -41,12 +41,17 @@ def test_the_asset_is_upstream_in_dagster():
     def docs():
         return rows(1)
 
-    for source in (docs, docs.key, vd.stored(docs), vd.stored("raw/docs")):
+    path = ["raw", "docs"]
+    file = vd.parquet("docs", asset=path)
+    for source in (docs, docs.key, *map(vd.stored, (docs, "raw/docs", path, (*path,))), file):
         made = over(source, "made")
         (clean,) = made.build_assets().specs
         assert [dep.asset_key for dep in clean.deps] == [dg.AssetKey(["raw", "docs"])]
         with pytest.raises(DefinitionError, match="the asset 'raw/docs' writes the source"):
             made.build_source()
+    for wrong in ([], ["raw", 7], 7):
+        with pytest.raises(DefinitionError, match=r"asset is a .*; expected an asset key"):
+            vd.stored(wrong)
     for wrong, kind in (("raw/docs", "str"), (7, "int")):
         with pytest.raises(DefinitionError, match=f"source is a {kind}; expected vd.parquet"):
             over(wrong)
