@@ -39,19 +39,8 @@ def _unknown(partitions_def: Any, keys: set[str]) -> set[str]:
     """Return the keys that are no partition, nor a later one, which may be added."""
     import dagster as dg
 
-    if isinstance(partitions_def, dg.MultiPartitionsDefinition):
-        parts = partitions_def.partitions_defs
-        values = {key: key.split("|") for key in keys}
-        wrong = [
-            _unknown(part.partitions_def, {each[i] for each in values.values() if i < len(each)})
-            for i, part in enumerate(parts)
-        ]
-        return {
-            key
-            for key, each in values.items()
-            if len(each) != len(parts) or any(map(set.__contains__, wrong, each))
-        }
-    if isinstance(partitions_def, dg.DynamicPartitionsDefinition):
+    added_later = (dg.DynamicPartitionsDefinition, dg.MultiPartitionsDefinition)
+    if isinstance(partitions_def, added_later):
         return set()
     known = partitions_def.get_partition_keys()
     unknown = keys.difference(known)
