@@ -98,7 +98,12 @@ def _check_is_connected_to(address: str | None) -> None:
     host, _, port = address.rpartition(":")
     is_client = ray.util.client.ray.is_connected()
     connected = "a ray:// address" if is_client else ray.get_runtime_context().gcs_address
-    if port.isdigit() and connected not in (address, f"{socket.gethostbyname(host)}:{port}"):
+    if not port.isdigit():
+        return
+    hosts = {host, ip := socket.gethostbyname(host)}
+    if ip.startswith("127."):  # `ray.init` has replaced it by the node's own address
+        hosts.add(ray.util.get_node_ip_address())
+    if connected not in {f"{each}:{port}" for each in hosts}:
         raise ComputeError(
             f"this process is connected to the Ray cluster at {connected}, not to {address!r}. "
             "Call ray.shutdown() first, or name that cluster in the compute resource"

@@ -41,14 +41,18 @@ def test_an_address_where_nothing_answers_is_an_error(monkeypatch):
         connect_address(address, {})
 
 
-def test_the_cluster_that_is_connected_is_known_by_each_of_its_addresses(monkeypatch):
-    context = SimpleNamespace(gcs_address="127.0.0.1:6379")
+@pytest.mark.parametrize("ip", ["127.0.0.1", "192.0.2.2"])
+def test_the_cluster_that_is_connected_is_known_by_each_of_its_addresses(ip, monkeypatch):
+    """Also by a loopback address, which `ray.init` replaces by the node's."""
+    context = SimpleNamespace(gcs_address=f"{ip}:6379")
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
-    for same in ("127.0.0.1:6379", "localhost:6379", "ray://anywhere:1", "auto", None):
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: ip)
+    for same in (f"{ip}:6379", "127.0.0.1:6379", "localhost:6379", "ray://any:1", "auto", None):
         connect_address(same, {})
-    with pytest.raises(ComputeError, match=r"connected to .* 127.0.0.1:6379, not to '127.0.0.1:1'"):
-        connect_address("127.0.0.1:1", {})
+    for other in ("127.0.0.1:1", "192.0.2.3:6379"):
+        with pytest.raises(ComputeError, match=rf"connected to .* {ip}:6379, not to '{other}'"):
+            connect_address(other, {})
 
 
 def test_threads_connect_one_after_the_other(monkeypatch):
