@@ -92,7 +92,11 @@ class HeadWatch:
         limit = reconnect_seconds() * (1.0 if _outlives else _CAUTION)
         node = ray.get_runtime_context().get_node_id()
         watch = cls(internal_kv_get_gcs_client(), node, limit)
-        raylet = _connected_raylet(node, watch.call(ray.nodes))
+        try:
+            raylet = _connected_raylet(node, watch.call(ray.nodes))
+        except ClusterLostError:
+            watch.close()
+            raise
         threading.Thread(target=watch._watch, args=[raylet], daemon=True).start()
         return watch
 
@@ -167,11 +171,13 @@ class HeadWatch:
         """End the watch, and disconnect from a lost cluster so that another can be used.
 
         `ray.shutdown` does not return while the GCS hangs, and takes some seconds if it has ended.
+        Another run of this process may have reconnected already.
         """
         import ray
+        from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
         self._over.set()
-        if self.lost:
+        if self.lost and internal_kv_get_gcs_client() is self._gcs:
             thread = threading.Thread(target=ray.shutdown, daemon=True)
             thread.start()
             thread.join(_SHUTDOWN_SECONDS)

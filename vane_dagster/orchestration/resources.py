@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import dagster as dg
 from pydantic import Field
 
-from vane_dagster.errors import ComputeError
+from vane_dagster.errors import ClusterLostError, ComputeError
 from vane_dagster.orchestration.resource_arguments import DeclaredArguments
 
 if TYPE_CHECKING:
@@ -174,7 +174,11 @@ class RayCompute(Compute):
         self._connect(start=True)
         from vane_dagster.compute.ray_backend import RayBackend
 
-        return RayBackend(self.idle_timeout)
+        try:
+            return RayBackend(self.idle_timeout)
+        except ClusterLostError:  # since an earlier run; this process is no longer connected
+            self._connect(start=True)
+            return RayBackend(self.idle_timeout)
 
     def running_capacity(self) -> "Capacity | None":
         """Implement `Compute.running_capacity`."""

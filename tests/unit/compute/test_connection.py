@@ -16,7 +16,7 @@ from vane_dagster.compute import connection
 from vane_dagster.compute.connection import connect, connect_address
 from vane_dagster.compute.local_head import Head, LocalHead
 from vane_dagster.compute.ray_backend import RayBackend
-from vane_dagster.errors import ComputeError
+from vane_dagster.errors import ClusterLostError, ComputeError
 
 
 def test_an_address_where_nothing_answers_is_an_error(monkeypatch):
@@ -68,6 +68,22 @@ def test_threads_connect_one_after_the_other(monkeypatch):
     compute = vd.RayCompute(cluster=vd.LocalCluster(name="tests"))
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(lambda _: compute._connect(True), range(12)))
+
+
+def test_a_run_whose_cluster_was_replaced_since_the_last_one_reconnects(monkeypatch):
+    made: list[object] = [RayBackend.__new__(RayBackend), ClusterLostError("gone")]
+    connected: list[bool] = []
+
+    def backend(idle_seconds: float) -> object:
+        assert len(connected) == 3 - len(made)
+        if isinstance(each := made.pop(), ClusterLostError):
+            raise each
+        return each
+
+    monkeypatch.setattr("vane_dagster.compute.ray_backend.RayBackend", backend)
+    monkeypatch.setattr(vd.RayCompute, "_connect", lambda self, start: connected.append(start))
+    assert isinstance(vd.RayCompute(address="127.0.0.1:1").backend(), RayBackend)
+    assert connected == [True, True]
 
 
 def test_what_is_no_cluster_is_refused():

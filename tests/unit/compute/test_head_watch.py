@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -59,6 +60,24 @@ def test_another_cluster_at_the_same_address_is_a_loss_at_once():
     watch.look()
     with pytest.raises(ClusterLostError, match="has ended, and another one answers at its address"):
         watch.check()
+
+
+@pytest.mark.parametrize("is_current", [True, False])
+def test_a_lost_cluster_is_disconnected_also_if_a_run_begins_with_it(is_current, monkeypatch):
+    """Unless another run of the process has reconnected meanwhile."""
+    gcs, shut = Gcs(), []
+    gcs.up, gcs.error = False, ConnectionError("WrongClusterID")
+    clients = iter([gcs, gcs if is_current else Gcs()])
+    monkeypatch.setattr(ray.util.client.ray, "is_connected", lambda: False)
+    context = SimpleNamespace(get_node_id=lambda: "node")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    monkeypatch.setattr(ray, "shutdown", lambda: shut.append(1))
+    monkeypatch.setattr(
+        "ray.experimental.internal_kv.internal_kv_get_gcs_client", lambda: next(clients)
+    )
+    with pytest.raises(ClusterLostError, match="another one answers"):
+        HeadWatch.started()
+    assert shut == [1] * is_current
 
 
 def test_a_driver_that_was_stopped_for_a_while_is_not_failed():
