@@ -71,6 +71,16 @@ def amount(value: float, digits: int = 2) -> str:
     return f"{value:,.0f}" if value >= 10**digits else f"{Decimal(f'{value:.{digits}g}'):,f}"
 
 
+def resource(name: str, quantity: float) -> str:
+    """Format a quantity of a resource of Ray, such as ``2 CPU`` or ``1.5 GiB of memory``."""
+    _, is_accelerator, accelerator = name.partition("accelerator_type:")
+    if is_accelerator:  # each node has one, and each worker reserves a little of it
+        return f"{'' if quantity else 'no '}accelerator type {accelerator}"
+    if name == "memory":
+        return f"{amount(quantity / 2**30)} GiB of memory"
+    return f"{quantity:g} {name}"
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Format rows as aligned columns; line breaks and control characters are escaped."""
     cells = [[_printable(cell) for cell in row] for row in rows]

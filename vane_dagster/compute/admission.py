@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from vane_dagster._texts import resource
 from vane_dagster.compute.api import Capacity
 from vane_dagster.compute.placement import Bundle, fits
 from vane_dagster.errors import ComputeError
@@ -30,8 +31,11 @@ def unsatisfiable(
     if capacity.adds_nodes or fits(capacity.nodes, split * least):
         return None
     wanted = _amounts(bundle)
-    has = ", ".join(f"{capacity.total(name):g} {name}" for name in bundle)
+    has = _amounts({name: capacity.total(name) for name in bundle})
     where, larger = f"the cluster has {has} (nodes: {len(capacity.nodes)})", "cluster"
+    if len(capacity.nodes) > 1:
+        most = {name: max(node.get(name, 0.0) for node in capacity.nodes) for name in bundle}
+        where = f"{where[:-1]}, a node at most {_amounts(most)})"
     if not capacity.is_cluster:
         where, larger = f"this machine has {has} for subprocesses", "machine"
     fix = f"Lower {option} or what a {worker} reserves, or use a larger {larger}"
@@ -44,7 +48,7 @@ def unsatisfiable(
 
 
 def _amounts(bundle: Bundle) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+    return ", ".join(resource(name, amount) for name, amount in bundle.items())
 
 
 def plan_waves(

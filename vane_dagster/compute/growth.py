@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from vane_dagster._texts import resource
 from vane_dagster.compute.placement import Bundle, bundle_size
 from vane_dagster.compute.pool_state import POLL_SECONDS, PoolState
 
@@ -112,5 +113,5 @@ def short_of_nodes(
 
 def _listed(bundles: Iterable[Bundle]) -> str:
     """Bundles as text; equal ones are counted."""
-    texts = (" and ".join(f"{amount:g} {name}" for name, amount in b.items()) for b in bundles)
+    texts = (" and ".join(resource(name, amount) for name, amount in b.items()) for b in bundles)
     return ", ".join(f"{count} x {text}" for text, count in Counter(texts).items())

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vane_dagster._texts import count
+from vane_dagster._texts import count, resource
 from vane_dagster.errors import names
 from vane_dagster.events import PoolTime
 
@@ -159,7 +159,7 @@ def _more_workers(wave: WaveTime, pool: PoolTime, workers: int) -> str:
         for name, amount in pool.bundle.items()
     }
     short = [
-        f"{reserved[name] - total:g} {name}"
+        resource(name, reserved[name] - total)
         for name, total in wave.resources.items()
         if reserved.get(name, 0.0) > total
     ]

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from vane_dagster._texts import resource
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Lease, Worker
 from vane_dagster.engine.server_group import ServerChanged, ServerGroup
 from vane_dagster.errors import ModelLoadError, VaneError, names
@@ -403,7 +404,7 @@ class WorkerGroup:
                 continue
             worker_queue = self.worker_queues[pool.identity]
             if worker_queue.loading and not worker_queue.calls_by_worker:
-                wants = ", ".join(f"{amount:g} {name}" for name, amount in pool.bundle.items())
+                wants = ", ".join(resource(name, amount) for name, amount in pool.bundle.items())
                 self._emit(
                     Noticed(
                         f"{pool.label}: none of its {len(worker_queue.loading)} workers"
