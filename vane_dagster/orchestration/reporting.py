@@ -72,9 +72,12 @@ class RunReport:
         store: Store,
         partitions: Sequence[str | None],
         check_runner: CheckRunner,
+        command_option: str = "",
     ) -> None:
         self._context = context
         self._check_runner = check_runner
+        self._command_option = command_option
+        self._begun: set[str] = set()
         self._checks = checks
         self._pipeline = pipeline
         self._store = store
@@ -160,6 +163,8 @@ class RunReport:
 
     def _take(self, event: Event) -> None:
         self._summary.take(event)
+        if isinstance(event, WaveStarted):
+            self._begun.update(event.stages)
         if isinstance(event, RunPlanned):
             self._planned(event.plan)
         elif isinstance(event, Progress):
@@ -223,11 +228,11 @@ class RunReport:
         )
 
     def _logs(self, stage: str) -> str:
-        """Return the command that shows what a stage's workers wrote; empty if it has no code."""
-        if not self._pipeline[stage].spec.runs_udf:
+        """Return the command that shows what a stage's workers wrote; empty if it had none."""
+        if not self._pipeline[stage].spec.runs_udf or stage not in self._begun:
             return ""
         run = self._context.run.run_id[:8]
-        return f"`vane-dagster logs {run} {self._pipeline.name}/{stage}`"
+        return f"`vane-dagster logs {run} {self._pipeline.name}/{stage}{self._command_option}`"
 
     def _planned(self, plan: RunPlan) -> None:
         """Report the listed source files to Dagster, to keep downstream assets from being stale."""

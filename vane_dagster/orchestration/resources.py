@@ -234,6 +234,16 @@ class RayCompute(Compute):
                 _connect_resource(self.cluster)
 
 
+def command_option(compute: Compute) -> str:
+    """Return the option by which a command finds the cluster of a run; empty without need."""
+    if not isinstance(compute, RayCompute):
+        return ""
+    if compute.address is not None:
+        return f" --address {compute.address}"
+    name = compute.cluster.name if isinstance(compute.cluster, LocalCluster) else "default"
+    return "" if name == "default" else f" --name {name}"
+
+
 def _connect_resource(cluster: Any) -> None:
     """Connect to the cluster of a `dagster_ray.RayResource`, unless it already did so itself."""
     from dagster_ray import RayResource

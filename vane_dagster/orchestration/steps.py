@@ -19,7 +19,7 @@ from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.orchestration.reporting import LOGGED_ALREADY, RunReport
 from vane_dagster.orchestration.reproducible import evaluate_alone
-from vane_dagster.orchestration.resources import Compute
+from vane_dagster.orchestration.resources import Compute, command_option
 from vane_dagster.orchestration.run import RunContext, run_pipeline
 from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.orchestration.source_asset import observe
@@ -68,7 +68,8 @@ def materialize_step(
             partitions = _partitions(context, pipeline)
             for adoption in adopt_first(run, pipeline, compute, config):
                 context.log.info(str(adoption))
-            report = RunReport(context, checks, pipeline, opened, partitions, run.check_runner)
+            given = partitions, run.check_runner, command_option(compute)
+            report = RunReport(context, checks, pipeline, opened, *given)
             with report:
                 run_pipeline(
                     replace(run, listen=report.listen, flush=report.flush),

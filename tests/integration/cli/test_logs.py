@@ -45,7 +45,7 @@ def test_what_workers_wrote_is_read_by_run_and_stage(tmp_path, cluster):
         run = result.run_id
         key = pipeline["crashes"].key
         (event,) = instance.fetch_observations(key, limit=1).records
-        command = f"vane-dagster logs {run[:8]} talk/crashes"
+        command = f"vane-dagster logs {run[:8]} talk/crashes --name tests"
         assert event.asset_observation.metadata["logs"].value == f"`{command}`"
         assert failure(result).endswith(f"What the workers wrote: `{command}`")
 

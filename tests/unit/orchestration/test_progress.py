@@ -28,6 +28,7 @@ from vane_dagster.events import (
 )
 from vane_dagster.orchestration.progress import ProgressReport, RunSummary
 from vane_dagster.orchestration.reporting import RunReport
+from vane_dagster.orchestration.resources import command_option
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.worker.reports import LoadReport
@@ -176,7 +177,9 @@ def test_the_summary_has_the_tokens_and_the_cost_of_a_prompt(figures, cost):
 # The report
 
 
-def reporting(log: list[str], tmp_path: Any, partitions: Any = (None,)) -> RunReport:
+def reporting(
+    log: list[str], tmp_path: Any, partitions: Any = (None,), option: str = ""
+) -> RunReport:
     """The report of a run that appends what it logs."""
     context = SimpleNamespace(
         log=SimpleNamespace(info=log.append, error=log.append),
@@ -189,7 +192,7 @@ def reporting(log: list[str], tmp_path: Any, partitions: Any = (None,)) -> RunRe
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id")
     pipeline.map_batches("a", lambda batch: batch, schema={"x": "BIGINT"})
     report = RunReport(
-        context, SimpleNamespace(blocked=[], outputs=list), pipeline, None, partitions, None
+        context, SimpleNamespace(blocked=[], outputs=list), pipeline, None, partitions, None, option
     )
     report.listen(RunPlanned(RunPlan(pipeline, (), (), {}, {}, "", None)))
     return report
@@ -233,7 +236,8 @@ def test_a_server_is_logged_with_its_place_and_how_to_read_its_log(tmp_path, nod
 
 def test_the_failure_has_the_first_five_errors_in_full_and_the_log_the_others(tmp_path):
     lines: list[str] = []
-    report = reporting(lines, tmp_path)
+    report = reporting(lines, tmp_path, option=command_option(vd.RayCompute(address="head:1")))
+    report.listen(WaveStarted(1, 1, ("a",), ("Model",)))
     for number in range(7):
         report.listen(Failed("a", None, vd.errors.UdfError(f"error {number}\n\nframes")))
     frames = [""] * 5 + ["\n\nframes"] * 2
@@ -241,8 +245,30 @@ def test_the_failure_has_the_first_five_errors_in_full_and_the_log_the_others(tm
     with pytest.raises(dg.Failure) as raised:
         list(report.results())
     assert raised.value.description.count("frames") == 5
-    logs = "What the workers wrote: `vane-dagster logs 3f9c21aa docs/a`"
+    logs = "What the workers wrote: `vane-dagster logs 3f9c21aa docs/a --address head:1`"
     assert raised.value.description.endswith(f"The log has 2 more\n\n{logs}")
+
+
+@pytest.mark.parametrize(
+    ("cluster", "option"),
+    [
+        ({}, ""),
+        ({"cluster": vd.LocalCluster()}, ""),
+        ({"cluster": vd.LocalCluster(name="gpus")}, " --name gpus"),
+        ({"address": "ray://head:1"}, " --address ray://head:1"),
+    ],
+)
+def test_a_command_names_the_cluster_of_the_run(cluster, option):
+    assert command_option(vd.RayCompute(**cluster)) == option
+    assert command_option(vd.LocalCompute()) == ""
+
+
+def test_no_logs_are_named_if_no_worker_ran(tmp_path):
+    report = reporting([], tmp_path)
+    report.listen(Failed("a", None, vd.errors.SourceError("no such folder")))
+    with pytest.raises(dg.Failure) as raised:
+        list(report.results())
+    assert raised.value.description == "stage 'a': no such folder"
 
 
 @pytest.mark.parametrize(
