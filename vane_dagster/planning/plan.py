@@ -232,7 +232,7 @@ class RunPlan:
         lines = [f"pipeline {self.pipeline.name}: {text}; fragments of {self.rule}"]
         for adopted in self.adopted.values():
             lines += [f"  {line}" for line in latest([each.since for each in adopted])]
-        for stage in self.selected:
+        for stage in self.selected if self.partitions else ():
             due, total = self.due(stage), len(self.partitions)
             line = f"  {stage}: {total - len(due):,} of {count(total, 'partition')} up to date"
             if due:

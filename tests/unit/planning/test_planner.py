@@ -384,6 +384,9 @@ def test_a_printed_plan_counts_the_partitions_that_are_not_up_to_date(tmp_path, 
         "compute, 0 in the store"
     )
     assert shown("a", "b") == "  clean: 2 of 2 partitions up to date"
+    (tmp_path / "src" / "a" / "data.parquet").write_bytes(b"damaged")
+    (line,) = str(plan_run(some, ["clean"], ["a"], store)).splitlines()
+    assert "some: 1 partition (1 cannot be planned)" in line
 
 
 def test_code_that_is_edited_while_a_run_begins_is_noticed_and_its_own_files_are_not(
