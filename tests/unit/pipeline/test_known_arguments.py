@@ -76,7 +76,13 @@ def refusal(declare: Callable[..., Any], **given: Any) -> str:
 
 REFUSED: list[tuple[Callable[..., Any], str, str]] = [
     # Names of other systems
-    (mapped, "num_gpus", "Did you mean 'num_cpus' or 'gpus'?"),
+    (mapped, "num_gpus", ": write gpus=..."),
+    (embedded, "compute", ": write concurrency=N, or concurrency=(min, max)"),
+    (by_row, "fn_args", ': write fn_kwargs={"parameter": value}'),
+    (by_row, "zero_copy_batch", "of map: its options are"),
+    (mapped, "zero_copy_batch", ": leave it out; each call gets its own copy"),
+    (filtered, "expr", ": write rows.project(name, columns, where=...), in SQL"),
+    (mapped, "runtime_env", ": write vd.RayCompute(address=..., ray_init_options={'runtime_env'"),
     (mapped, "ray_remote_args", "its options are 'name', 'fn', 'schema'"),
     (prompted, "zzz", "its options are 'name', 'messages', 'model'"),
     # Fields of records
@@ -132,7 +138,7 @@ def test_several_arguments_are_refused_at_once():
     message = refusal(mapped, num_gpus=1, batchsize=8)
     assert message == (
         "unknown argument 'batchsize' of map_batches. Did you mean 'batch_size' or 'max_batches'?\n"
-        "unknown argument 'num_gpus' of map_batches. Did you mean 'num_cpus' or 'gpus'?"
+        "unknown argument 'num_gpus' of map_batches: write gpus=..."
     )
 
 
