@@ -17,6 +17,11 @@ from vane_dagster.worker.batch_formats import copied
 
 _WITH_VALUE = re.compile(r"Could not convert .* with type ([^:]+): ", re.DOTALL)
 
+_NULLS = (
+    ". In numpy and torch batches, a null of the input's integers is NaN; include_columns= passes "
+    "a column of the input on unchanged"
+)
+
 
 def fitted(values: Any, field: pa.Field, location: str, pinned: bool = False) -> pa.ChunkedArray:
     """Convert one column of results to the type of its field, by the rules of `to_arrow`."""
@@ -76,8 +81,10 @@ def _described(error: Mismatch, field: pa.Field) -> str:
     declared = None if where else sql_name(error.actual)
     schema = f", or declare { ({field.name: declared})!r} in the schema" if declared else ""
     if error.reason:
-        return f"{error.actual}{where} with values that do not fit: {error.reason}. Return " + (
-            f"values that fit, and None for missing ones{schema}"
+        is_nan = "value nan " in error.reason  # of an integer type
+        return (
+            f"{error.actual}{where} with values that do not fit: {error.reason}. Return "
+            f"values that fit, and None for missing ones{schema}{_NULLS * is_nan}"
         )
     return f"{error.actual}{where}. Convert them in the function{schema}"
 

@@ -137,6 +137,16 @@ def test_columns_that_are_missing_or_differ_in_length():
     )
 
 
+@pytest.mark.parametrize("batch_format", ["numpy", "torch"])
+def test_nulls_of_integers_that_are_passed_through_an_array_are_explained(batch_format):
+    table = pa.table({"id": [1, 2, 3], "n": [10, None, 30]})
+    given = {"table": table, "batch_format": batch_format}
+    words = ("nan was truncated", "a null of the input's integers is NaN", "include_columns=")
+    refused(lambda batch: {"n": batch["n"]}, {"n": "BIGINT"}, *words, **given)
+    text = refused(lambda batch: {"n": [0.5] * 3}, {"n": "BIGINT"}, "expected int64")
+    assert "include_columns" not in text
+
+
 @pytest.mark.parametrize("make", [dict, pa.table, pd.DataFrame, pa.RecordBatch.from_pydict])
 def test_more_columns_than_declared_are_dropped(make):
     output = call(lambda batch: make({"y": [0, 0, 0], "x": [1, 2, 3]}), {"x": "BIGINT"})
