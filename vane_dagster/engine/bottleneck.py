@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from vane_dagster._texts import count, resource
 from vane_dagster.errors import names
@@ -17,6 +18,11 @@ from vane_dagster.events import PoolTime
 
 _MOST_WORKERS = 4
 _FRAGMENTS = 4
+_MOST_WAITING = 0.5
+"""Workers that wait for input for longer would not compute sooner beside others."""
+_LEAST_IN_CODE = 0.5
+"""Workers that are less in their code do not wait in it, so more than CPUs do not help."""
+_SMALL_FRAGMENTS = 10
 _LEAST_GAIN = 1.1
 _LEAST_SECONDS = 1.0
 """A run is not advised to save less."""
@@ -90,7 +96,12 @@ def _name(pool: PoolTime) -> str:
 
 
 def advise(
-    waves: Sequence[WaveTime], seconds: float, fragments: Mapping[str, int], fragment_rows: int
+    waves: Sequence[WaveTime],
+    seconds: float,
+    fragments: Mapping[str, int],
+    fragment_rows: int,
+    in_code: Mapping[str, float] = MappingProxyType({}),
+    groups: float = 1.0,
 ) -> Advice | None:
     """Return what limits a run; None if it computed nothing.
 
@@ -99,6 +110,8 @@ def advise(
         seconds: Seconds that it took in all.
         fragments: Computed fragments by stage.
         fragment_rows: The most rows of a fragment; 0 if that is not known.
+        in_code: The share of the computing that is in the user's code, by stage.
+        groups: How many fragments ``small_files="group"`` would make one of, on average.
     """
     advices = [
         Advice(
@@ -110,7 +123,10 @@ def advise(
         )
         for wave in waves
         if any(pool.computing for pool in wave.pools)
-        for option, saved in [("", 0.0), *_options(wave, fragments, fragment_rows)]
+        for option, saved in [
+            ("", 0.0),
+            *_options(wave, fragments, fragment_rows, in_code, groups),
+        ]
     ]
     best = max(advices, key=lambda advice: advice.saved, default=None)
     if best is None or (best.gain >= _LEAST_GAIN and best.saved >= _LEAST_SECONDS):
@@ -120,7 +136,11 @@ def advise(
 
 
 def _options(
-    wave: WaveTime, fragments: Mapping[str, int], fragment_rows: int
+    wave: WaveTime,
+    fragments: Mapping[str, int],
+    fragment_rows: int,
+    in_code: Mapping[str, float],
+    groups: float,
 ) -> Iterator[tuple[str, float]]:
     """Yield the options that would shorten a wave, each with the seconds that it saves."""
     slowest, *others = wave.by_speed
@@ -129,6 +149,15 @@ def _options(
     next_slowest = others[0].least_seconds if others else 0.0
     needed = math.ceil(slowest.computing / next_slowest) if next_slowest else math.inf
     workers = int(min(needed, _MOST_WORKERS * slowest.workers))
+    code = 0.0 if slowest.is_io else max(in_code.get(stage, 1.0) for stage in slowest.stages)
+    cpus = wave.resources.get("CPU", math.inf)
+    if not slowest.is_io and code < _LEAST_IN_CODE and "GPU" not in slowest.bundle:
+        workers = int(min(workers, cpus))
+    if groups >= _SMALL_FRAGMENTS:
+        outside = (1 - code) * slowest.least_seconds
+        yield 'small_files="group" of vd.parquet', outside * (1 - 1 / groups)
+    if slowest.shares["input"] > _MOST_WAITING:
+        workers = 0
     smaller = f"fragment_rows={fragment_rows // _FRAGMENTS}, a quarter of now"
     if workers > slowest.workers and not slowest.limited_by:
         saved = slowest.least_seconds - max(next_slowest, slowest.computing / workers)
@@ -136,7 +165,7 @@ def _options(
             saved *= 1 - 1 / passed
         if not slowest.is_io:
             yield _more_workers(wave, slowest, workers), saved
-        elif slowest.workers < wave.resources.get("CPU", math.inf):
+        elif slowest.workers < cpus:
             yield smaller, saved
         else:
             yield f"{workers} CPUs that read and write, in place of {slowest.workers}", saved

@@ -132,10 +132,16 @@ class _StageSummary(defaultdict[str, Any]):
         )
         return ", ".join(f"{number:,} {state}" for number, state in partitions if number)
 
+    @property
+    def in_code(self) -> float:
+        """The share of the computing that is in the user's code."""
+        share: float = self["call_seconds"] / (self["work_seconds"] or 1.0)
+        return min(1.0, share)  # async calls overlap
+
     def text(self, pool: PoolTime | None) -> str:
         """Return the totals in one line, with what the workers did."""
         lines = [f"partitions: {self.partitions}"]
-        rows, seconds, work = self["rows_out"], self["seconds"], self["work_seconds"]
+        rows, seconds = self["rows_out"], self["seconds"]
         if rows:
             speed = f", {rate(rows / seconds)}" if seconds else ""
             lines.append(f"{count(rows, 'row')} in {duration(seconds)}{speed}")
@@ -151,8 +157,8 @@ class _StageSummary(defaultdict[str, Any]):
             texts = {shown.get(name, name): f"{share:.0%}" for name, share in pool.shares.items()}
             shares = [f"{name} {share}" for name, share in texts.items() if share != "0%"]
             lines.append(f"{count(pool.workers, 'worker')}: {', '.join(shares)}")
-            if in_code := min(1.0, self["call_seconds"] / (work or 1.0)):  # async calls overlap
-                lines.append(f"{in_code:.0%} of the computing in your code")
+            if self.in_code:
+                lines.append(f"{self.in_code:.0%} of the computing in your code")
         if self["committed"]:
             lines.append(f"fragments: {self['computed']:,} computed, {self['reused']:,} reused")
         if self["copied"]:
@@ -197,7 +203,7 @@ class RunSummary:
         self._stages = defaultdict[str, _StageSummary](lambda: _StageSummary(int))
         self._waves: list[WaveTime] = []
         self._fragments: dict[str, int] = {}
-        self._fragment_rows = 0
+        self._fragment_rows, self._groups = 0, 1.0
 
     def take(self, event: Event) -> None:
         """Add an event."""
@@ -216,6 +222,10 @@ class RunSummary:
             self._fragments = {stage: plan.missing(stage) for stage in plan.selected}
             every = [each for partition in plan.partitions for each in partition.fragments]
             self._fragment_rows = max((each.stop - each.start for each in every), default=0)
+            if getattr(plan.source, "small_files", "") == "separate":
+                rows = [each.source_rows for each in plan.partitions]
+                groups = sum(-(-each // plan.rule.rows) for each in rows)
+                self._groups = len(every) / max(1, groups)
         elif isinstance(event, WaveStarted):
             self._waves.append(WaveTime(event.resources, is_cluster=event.is_cluster))
         elif isinstance(event, Progress) and self._waves:
@@ -245,23 +255,25 @@ class RunSummary:
             stage["stored_fragments"] += len(manifest.parts)
         stage["quarantined"] += sum(part.quarantined for part in manifest.parts)
 
-    @property
-    def advice(self) -> Advice | None:
-        """What limits the run; None if it computed nothing, and if work on a partition failed."""
-        if any(stage["failed"] for stage in self._stages.values()):
+    def advice(self, finished: bool = True) -> Advice | None:
+        """What limits a run; None if it computed nothing, failed in a partition or was stopped."""
+        if not finished or any(stage["failed"] for stage in self._stages.values()):
             return None
         seconds = self.clock() - self._began
-        return advise(self._waves, seconds, self._fragments, self._fragment_rows)
+        in_code = {name: stage.in_code for name, stage in self._stages.items()}
+        measured = self._waves, seconds, self._fragments, self._fragment_rows
+        return advise(*measured, in_code, self._groups)
 
     def _pool(self, stage: str) -> PoolTime | None:
         pools = [pool for wave in self._waves for pool in wave.pools if stage in pool.stages]
         return pools[-1] if pools else None
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self, finished: bool = True) -> dict[str, Any]:
         """Return what limits the run, and what the workers of each pool did, as JSON."""
         pools = [asdict(pool) for wave in self._waves for pool in wave.pools]
-        advice = asdict(self.advice) if self.advice else None
-        return {"seconds": self.clock() - self._began, "pools": pools, "advice": advice}
+        advice = self.advice(finished)
+        shown = asdict(advice) if advice else None
+        return {"seconds": self.clock() - self._began, "pools": pools, "advice": shown}
 
     def text(self, finished: bool = True) -> str:
         """Return the summary lines of a run that finished or was stopped."""
@@ -278,6 +290,6 @@ class RunSummary:
             f"  {'' if use.kind == 'server' else f'{use.kind} '}{name}: {use}"
             for name, use in self.models.items()
         ]
-        if advice := self.advice:
+        if advice := self.advice(finished):
             lines.append(f"  {advice}")
         return "\n".join(lines)

@@ -271,9 +271,9 @@ class RunReport:
         self.flush()
         with events_grouped(self._context.instance):
             if self._is_planned:
-                self._log.info(text := self._summary.text(finished=kind is None))
+                self._log.info(text := self._summary.text(kind is None))
                 shown = dg.MetadataValue.md(f"~~~~\n{text}\n~~~~")
-                self._shown = {SUMMARY: shown, FIGURES: self._summary.figures()}
+                self._shown = {SUMMARY: shown, FIGURES: self._summary.figures(kind is None)}
 
     def results(self) -> Iterator[Any]:
         """Yield the step's results.

@@ -15,10 +15,16 @@ def pool(stage: str, workers: int, computing: float, **others: Any) -> PoolTime:
 
 
 def advised(
-    *pools: PoolTime, seconds: float = 100.0, fragments: int = 100, **resources: float
+    *pools: PoolTime,
+    seconds: float = 100.0,
+    fragments: int = 100,
+    in_code: float = 1.0,
+    groups: float = 1.0,
+    **resources: float,
 ) -> Advice | None:
-    found = dict.fromkeys([stage for each in pools for stage in each.stages], fragments)
-    return advise([WaveTime(resources, pools)], seconds, found, 1000)
+    stages = [stage for each in pools for stage in each.stages]
+    found, shares = dict.fromkeys(stages, fragments), dict.fromkeys(stages, in_code)
+    return advise([WaveTime(resources, pools)], seconds, found, 1000, shares, groups)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +75,39 @@ def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
     found = advised(pool("a", 1, 0.9), seconds=1)  # it would be four times as fast
     assert found is not None
     assert not found.option
+
+
+@pytest.mark.parametrize(
+    ("pools", "in_code", "option"),
+    [
+        ([pool("a", 2, 160, input=40)], 1.0, "concurrency=8 in place of 2, if its code waits"),
+        ([pool("a", 1, 80, input=20)], 0.2, "concurrency=2 in place of 1"),
+        ([pool("a", 2, 160, input=40)], 0.2, ""),  # as many as CPUs, and its code does not wait
+        ([pool("a", 2, 160, input=40, bundle={"GPU": 1})], 0.2, "concurrency=8 in place of 2"),
+        ([pool("a", 2, 50, input=150)], 1.0, ""),
+        ([pool("io", 2, 50, input=150)], 1.0, ""),
+    ],
+)
+def test_workers_that_wait_for_input_or_for_cpus_get_no_others(
+    pools: list[PoolTime], in_code: float, option: str
+) -> None:
+    found = advised(*pools, in_code=in_code, CPU=2)
+    assert found is not None
+    assert found.option.startswith(option)
+    assert bool(found.option) == bool(option)
+
+
+def test_small_files_are_grouped_if_the_time_is_not_in_the_code() -> None:
+    found = advised(pool("a", 2, 160), in_code=0.1, groups=50, CPU=2)
+    assert found is not None
+    assert (found.option, found.saved) == (
+        'small_files="group" of vd.parquet',
+        pytest.approx(70.56),
+    )
+    for in_code, groups in ((1.0, 50), (0.1, 5)):
+        found = advised(pool("a", 2, 160), in_code=in_code, groups=groups)
+        assert found is not None
+        assert "small_files" not in found.option
 
 
 def test_limits_of_an_endpoint_are_not_raised_by_more_workers() -> None:

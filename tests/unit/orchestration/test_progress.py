@@ -135,6 +135,8 @@ def test_the_summary_adds_up_what_was_done():
         "  function clean: 1 started in 17 s, 0 warm",
         f"  {advice}",
     ]
+    assert "bottleneck" not in summary.text(finished=False)
+    assert summary.figures(finished=False)["advice"] is None
     summary.take(Failed("embedding", "d", vd.errors.UdfError("no")))
     assert "(4,000 rows in 12 fragments), 1 failed; 900 rows" in summary.text()
     assert "bottleneck" not in summary.text()
@@ -160,6 +162,26 @@ def test_the_summary_has_the_stages_in_the_order_of_the_plan():
         summary.take(Failed(stage, "a", vd.errors.ComputeError("no luck")))
     lines = [line.split(":")[0].strip() for line in summary.text().splitlines()[1:]]
     assert lines == [*plan.selected]
+
+
+@pytest.mark.parametrize(("grouped", "shown"), [("separate", True), ("group", False)])
+def test_the_summary_advises_to_group_small_files(tmp_path, grouped, shown):
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path), small_files=grouped), id="id")
+    files = [SimpleNamespace(start=0, stop=3)] * 100
+    stages = {"f": SimpleNamespace(missing=range(100))}
+    each: Any = SimpleNamespace(fragments=files, stages=stages, source_rows=300)
+    clock = Clock()
+    summary = RunSummary(clock=clock)
+    rule: Any = SimpleNamespace(rows=4096)
+    summary.take(RunPlanned(RunPlan(docs, ("f",), (each,), {}, {}, rule, docs.source)))
+    summary.take(WaveStarted(1, 1, ("f",), ("f",), {"CPU": 2.0}, True))
+    pool = PoolTime(("f",), workers=2, computing=40.0)
+    summary.take(Progress({}, {}, 25.0, (PoolTime((), True, 1, computing=5.0), pool)))
+    stats = StageStats(computed=100, rows_out=9, work_seconds=40.0, call_seconds=1.0)
+    summary.take(Committed("f", None, None, parts(0), stats))
+    clock.now = 25.0
+    assert ('as fast with small_files="group"' in summary.text()) == shown
+    assert "concurrency" not in summary.text()
 
 
 @pytest.mark.parametrize(
