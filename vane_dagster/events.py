@@ -101,6 +101,11 @@ class StageStats:
     servers: ServerUse | None = None
 
     @property
+    def rows_done(self) -> int:
+        """Input rows that were computed or copied."""
+        return self.rows_in + self.copied
+
+    @property
     def rows_per_second(self) -> float:
         """Output rows per second; 0 if nothing was computed."""
         return self.rows_out / self.seconds if self.seconds else 0.0
@@ -319,7 +324,7 @@ class Progress(Event):
     """Progress of the stages of a wave.
 
     Attributes:
-        done: Input rows computed, by stage.
+        done: Input rows computed or copied, by stage.
         total: Total input rows, by stage; estimated until the input of every fragment is known.
         seconds: Seconds since the wave started.
         pools: How the workers of each pool spent these seconds.

@@ -117,8 +117,6 @@ class WaveProgress:
         stats.rows_in += tally.rows_in - tally.unread
         stats.rows_out += report.rows_out
         stats.faults += tally.faults if kind == "slice" else 0
-        if kind == "whole":
-            self.set_input_rows(run, stage, tally.rows_in)
         return True
 
     def add_part(self, run: FragmentState, written: StageTaskState, part: PartInfo) -> None:
@@ -130,6 +128,7 @@ class WaveProgress:
         stats = self._state.stats[run.partition, stage]
         stats.computed += 1
         stats.copied += part.copied
+        self.set_input_rows(run, stage, part.rows_in - part.unread)
         if (usage := written.spec.usage) is not None:
             stats.spent.update(usage.used(part.spent))
         for name, task_state in run.task_states.items():
@@ -159,7 +158,7 @@ class WaveProgress:
             return
         self._last_emitted = now
         places, stats = range(len(self._state.plan.partitions)), self._state.stats
-        done = {s: sum(stats[i, s].rows_in for i in places) for s in self._source_rows}
+        done = {s: sum(stats[i, s].rows_done for i in places) for s in self._source_rows}
         total = {s: n if last else max(n, self._expected(s)) for s, n in done.items()}
         pools = tuple(each.time for each in self._pools.values())
         self._state.emit(Progress(done, total, now - self._began, pools, queued()))

@@ -196,7 +196,6 @@ class WaveScheduler:
 
     def _set_input(self, run: FragmentState, stage: str, given: Held) -> None:
         run.task_states[stage].give(given)
-        self._counts.set_input_rows(run, stage, given.rows)
         self._queue(run, stage, "slice" if given.rows else "gather")
 
     def _queue(
@@ -300,6 +299,7 @@ class WaveScheduler:
         if task.kind == "load":
             self._fragments.lookups.record(run, task.stage, report)
             given = Held(done.table, report.tally.rows_in, report.bytes_out)
+            self._counts.set_input_rows(run, task.stage, report.rows_out)
             self._set_input(run, task.stage, given)
         elif task.kind == "slice":
             piece = Held(done.table, report.rows_out, report.bytes_out)

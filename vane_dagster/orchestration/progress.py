@@ -97,7 +97,7 @@ class _StageProgress:
         idle = seconds - since
         if done >= total or (self.first is None and idle < _STALLED_SECONDS):
             return ""
-        summary = f"{done:,} of {total:,} rows to compute ({100 * done // total}%)"
+        summary = f"{done:,} of {total:,} rows ({100 * done // total}%)"
         if idle >= _STALLED_SECONDS:
             return f"{summary}, no rows for {duration(idle)}"
         began, before = self.first or self.latest
@@ -112,7 +112,7 @@ class _StageProgress:
 _PHASES = {RunPlanned: "plan", Connected: "connection", WorkerReady: "first worker"}
 """The phases before a run computes, by the event that ends each first."""
 _SUMMED = (
-    "rows_in", "rows_out", "copied", "computed", "seconds", "work_seconds", "call_seconds",
+    "rows_in", "copied", "computed", "seconds", "work_seconds", "call_seconds",
     "retries", "rate_limited",
 )  # fmt: skip
 
@@ -141,10 +141,12 @@ class _StageSummary(defaultdict[str, Any]):
     def text(self, pool: PoolTime | None) -> str:
         """Return the totals in one line, with what the workers did."""
         lines = [f"partitions: {self.partitions}"]
-        rows, seconds = self["rows_out"], self["seconds"]
+        rows, seconds = self["rows_in"] + self["copied"], self["seconds"]
         if rows:
             speed = f", {rate(rows / seconds)}" if seconds else ""
-            lines.append(f"{count(rows, 'row')} in {duration(seconds)}{speed}")
+            kinds = f" ({self['rows_in']:,} computed, {self['copied']:,} copied)"
+            rows_done = count(rows, "row") + kinds * bool(self["copied"])
+            lines.append(f"{rows_done} in {duration(seconds)}{speed}")
         if self["tokens"]:
             cost = f", a cost of {amount(self['cost'], 3)}" if self["cost"] else ""
             lines.append(f"{count(self['requests'], 'request')}, {self['tokens']:,} tokens{cost}")
@@ -161,8 +163,6 @@ class _StageSummary(defaultdict[str, Any]):
                 lines.append(f"{self.in_code:.0%} of the computing in your code")
         if self["committed"]:
             lines.append(f"fragments: {self['computed']:,} computed, {self['reused']:,} reused")
-        if self["copied"]:
-            lines.append(f"input rows: {self['rows_in']:,} computed, {self['copied']:,} copied")
         if self["quarantined"]:
             lines.append(f"{count(self['quarantined'], 'row')} quarantined")
         return "; ".join(lines)

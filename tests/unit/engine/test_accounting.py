@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import vane_dagster as vd
+from support.counted_runs import Clock, counts, fragment
 from support.data import same, write_source
 from support.in_process import committed, compute
 from support.plans import plan
@@ -28,6 +29,7 @@ from vane_dagster.retries import Backoff
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
 from vane_dagster.storage.store import Store
+from vane_dagster.worker.reports import Tally, WorkReport
 
 
 @pytest.fixture
@@ -113,6 +115,21 @@ def test_the_time_of_workers_ends_with_their_last_call():
     pool.advance(1.0, queue, False)
     assert (pool.time.room, pool.time.input, pool.time.computing) == (7.0, 3.0, 6.0)
     assert pool.time.shares["computing"] == pytest.approx(6 / 19)
+
+
+def test_progress_counts_rows_that_are_copied():
+    events: list[Progress] = []
+    clock = Clock()
+    progress, stats = counts(clock, events)
+    begun: Any = fragment(0)
+    progress.add(begun, "a", "slice", WorkReport(Tally(3)))
+    clock.now = 1.0
+    progress.emit_progress()
+    progress.add_part(begun, begun.task_states["a"], part(3, rows_in=50, copied=47))
+    clock.now = 2.0
+    progress.emit_progress()
+    assert [(each.done["a"], each.total["a"]) for each in events] == [(3, 200), (50, 100)]
+    assert stats[0, "a"].rows_in == 3
 
 
 def test_rows_that_the_source_could_not_read_were_not_computed(tmp_path, store):

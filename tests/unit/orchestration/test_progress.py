@@ -55,12 +55,12 @@ class Log:
 @pytest.mark.parametrize(
     ("before", "at", "line"),
     [
-        ([(11, 5)], (15, 25), "25 of 100 rows to compute (25%), 5.0 rows/s, 15 s left"),
-        ([(1, 1)], (6, 4), "4 of 100 rows to compute (4%), 0.60 rows/s"),
-        ([(1, 10), (6, 50)], (35, 50), "50 of 100 rows to compute (50%), 8.0 rows/s, 6.2 s left"),
-        ([(1, 10), (6, 50)], (36, 50), "50 of 100 rows to compute (50%), no rows for 30 s"),
+        ([(11, 5)], (15, 25), "25 of 100 rows (25%), 5.0 rows/s, 15 s left"),
+        ([(1, 1)], (6, 4), "4 of 100 rows (4%), 0.60 rows/s"),
+        ([(1, 10), (6, 50)], (35, 50), "50 of 100 rows (50%), 8.0 rows/s, 6.2 s left"),
+        ([(1, 10), (6, 50)], (36, 50), "50 of 100 rows (50%), no rows for 30 s"),
         ([], (29, 0), None),
-        ([], (40, 0), "0 of 100 rows to compute (0%), no rows for 40 s"),
+        ([], (40, 0), "0 of 100 rows (0%), no rows for 40 s"),
     ],
 )
 def test_a_line_has_rows_rate_and_time_left(before, at, line):
@@ -74,7 +74,7 @@ def test_a_second_wave_begins_anew_and_lines_are_five_seconds_apart():
     log = Log()
     log.at(50, 90, 100)
     assert log.at(1, 0, 10) == []
-    assert log.at(11, 5, 10) == ["embedding: 5 of 10 rows to compute (50%)"]
+    assert log.at(11, 5, 10) == ["embedding: 5 of 10 rows (50%)"]
     log.clock.now -= 6
     assert log.at(12, 6, 10) == []
     assert log.at(13, 7, 10) != []
@@ -105,7 +105,7 @@ def test_the_summary_adds_up_what_was_done():
     summary.take(Connected(13.5))
     summary.take(WorkerReady(*ready, LoadReport(False, 6.3, 1, "cpu", "host")))
     summary.take(WorkerReady(*ready, LoadReport(True, 6.3, 2, "cpu", "host")))
-    stats = StageStats(computed=2, rows_out=900, seconds=3.0, work_seconds=5.7, call_seconds=5.3)
+    stats = StageStats(computed=2, rows_in=900, seconds=3.0, work_seconds=5.7, call_seconds=5.3)
     summary.take(Committed("embedding", "a", None, parts(0, 3, 0), stats))
     summary.take(Committed("embedding", "b", None, parts(0), StageStats(copied=100)))
     stored = SimpleNamespace(stage="embedding", rows=4000, parts=parts(*range(2), *[0] * 10).parts)
@@ -127,10 +127,9 @@ def test_the_summary_adds_up_what_was_done():
     assert summary.text().splitlines() == [
         "finished in 1 min 15 s, plan 0.5 s, connection 14 s, first worker 0 ms",
         "  embedding: partitions: 2 committed, 1 up to date (4,000 rows in 12 fragments); "
-        "900 rows in 3.0 s, 300 rows/s; 2 workers: computing 80%, waiting for input 10%, "
-        "loading 10%; 93% of the computing in your code; "
-        "fragments: 2 computed, 2 reused; input rows: 0 computed, 100 copied; "
-        "4 rows quarantined",
+        "1,000 rows (900 computed, 100 copied) in 3.0 s, 333 rows/s; "
+        "2 workers: computing 80%, waiting for input 10%, loading 10%; "
+        "93% of the computing in your code; fragments: 2 computed, 2 reused; 4 rows quarantined",
         "  model Model: 1 started in 6.3 s, 1 warm",
         "  function clean: 1 started in 17 s, 0 warm",
         f"  {advice}",
@@ -138,7 +137,7 @@ def test_the_summary_adds_up_what_was_done():
     assert "bottleneck" not in summary.text(finished=False)
     assert summary.figures(finished=False)["advice"] is None
     summary.take(Failed("embedding", "d", vd.errors.UdfError("no")))
-    assert "(4,000 rows in 12 fragments), 1 failed; 900 rows" in summary.text()
+    assert "(4,000 rows in 12 fragments), 1 failed; 1,000 rows" in summary.text()
     assert "bottleneck" not in summary.text()
     assert summary.figures()["advice"] is None
 
@@ -146,7 +145,7 @@ def test_the_summary_adds_up_what_was_done():
 def test_the_summary_counts_retries_and_those_after_a_rate_limit():
     summary = RunSummary(clock=Clock())
     for some in ({"retries": 29, "rate_limited": 20}, {"retries": 3, "rate_limited": 0}):
-        stats = StageStats(computed=1, rows_out=9, seconds=3.0, **some)
+        stats = StageStats(computed=1, rows_in=9, seconds=3.0, **some)
         summary.take(Committed("asked", "a", None, parts(0), stats))
     assert "; 32 calls retried, 20 of them after HTTP 429; " in summary.text()
     summary = RunSummary(clock=Clock())
@@ -177,7 +176,7 @@ def test_the_summary_advises_to_group_small_files(tmp_path, grouped, shown):
     summary.take(WaveStarted(1, 1, ("f",), ("f",), {"CPU": 2.0}, True))
     pool = PoolTime(("f",), workers=2, computing=40.0)
     summary.take(Progress({}, {}, 25.0, (PoolTime((), True, 1, computing=5.0), pool)))
-    stats = StageStats(computed=100, rows_out=9, work_seconds=40.0, call_seconds=1.0)
+    stats = StageStats(computed=100, rows_in=9, work_seconds=40.0, call_seconds=1.0)
     summary.take(Committed("f", None, None, parts(0), stats))
     clock.now = 25.0
     assert ('as fast with small_files="group"' in summary.text()) == shown
