@@ -47,6 +47,8 @@ _PLACED_SECONDS = 60.0
 _PAUSE_SECONDS = 5.0
 """Seconds between two sweeps that are a pause of this process or of the GCS."""
 _FINISH_SECONDS = 600.0
+_REVOKED_SECONDS = 300.0
+"""How long a call may go on after its lease has ended."""
 _log = logging.getLogger(__name__)
 
 
@@ -290,6 +292,17 @@ class PoolManager:
         self._alone = {name: call for name, call in self._alone.items() if call[0] != id}
         for worker in self._actors.keys() & lease.workers if lease else ():
             self._actors[worker].revoke.remote(id)
+            self._in_background(self._end_hung(self._actors[worker], id))
+
+    async def _end_hung(self, actor: Any, lease: str) -> None:
+        """End a worker that still works for a lease some minutes after its end.
+
+        Runs replace it as any other lost worker. User code that holds the GIL may delay its answer.
+        """
+        await asyncio.sleep(_REVOKED_SECONDS)
+        with contextlib.suppress(ray.exceptions.RayError):  # it died already
+            if await _within(actor.works_for.remote(lease), _REVOKED_SECONDS) is not False:
+                ray.kill(actor)
 
     def _drop(self, identity: str) -> None:
         if (pool := self._pool_state.pools.get(identity)) is not None:

@@ -408,8 +408,8 @@ class WorkerGroup:
                 self._emit(
                     Noticed(
                         f"{pool.label}: none of its {len(worker_queue.loading)} workers"
-                        f"{f' of {wants} each' * bool(wants)} is ready yet: they start, or others "
-                        f"hold what they need{_log_hint(pool)}"
+                        f"{f' of {wants} each' * bool(wants)} is ready yet: they start, compute "
+                        f"for other runs, or others hold what they need{_log_hint(pool)}"
                     )
                 )
 

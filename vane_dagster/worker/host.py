@@ -98,6 +98,7 @@ class Host:
         self._load: LoadReport | None = None
         self.leases: set[str] = set()
         self._revoked: set[str] = set()
+        self._running: dict[object, str] = {}
         self._lock = threading.Lock()
         self._printed = OutputTap.installed()
         self._lifecycle = WorkerLifecycle()
@@ -221,12 +222,17 @@ class Host:
         self._revoked.add(lease)
         self.leases.discard(lease)
 
+    def works_for(self, lease: str) -> bool:
+        """Return whether a task of a lease is running."""
+        return lease in [*self._running.values()]
+
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
         """Run a task. A failure is reported, not raised."""
         if work.lease in self._revoked:
             return None, WorkReport(cancelled=True)
         started, call, meter = time.perf_counter(), object(), GpuMeter()
         self._change_calls(call, 1)
+        self._running[call] = work.lease
         try:
             computed = self._do(work, tables)
             if computed.report.cancelled:
@@ -256,6 +262,7 @@ class Host:
             report = error.report if isinstance(error, BatchError) else WorkReport()
             return None, replace(report, fault=fault, output=self._printed.drain())
         finally:
+            del self._running[call]
             seconds = self._change_calls(call, -1)
             gpus = meter.stop(seconds)
             check_descriptors()

@@ -94,6 +94,11 @@ class HostActor:
         self._host.revoke(lease)
 
     @_control
+    def works_for(self, lease: str) -> bool:
+        """See `Host.works_for`."""
+        return self._host.works_for(lease)
+
+    @_control
     def status(self) -> WorkerStatus:
         """See `Host.status`."""
         return self._host.status()

@@ -6,6 +6,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import ray
 
 from support.pool_claims import ONE, claim
@@ -46,6 +47,42 @@ def test_who_holds_what_a_worker_needs_is_ended_until_it_is_placed(monkeypatch):
     others = "all of another version"
     assert ended == ["one", others, "two", others, others]
     assert placed == {"m-0": "node"}
+
+
+@pytest.mark.parametrize(
+    ("works", "is_ended"), [(True, True), (None, True), (False, False), ("died", False)]
+)
+def test_a_worker_whose_call_goes_on_after_its_lease_is_ended(works, is_ended, monkeypatch):
+    """Also one that does not answer, because its code holds the GIL."""
+    killed: list[Any] = []
+    revoked: list[str] = []
+
+    async def works_for(lease: str) -> bool:
+        assert revoked == [lease]
+        if works == "died":
+            raise ray.exceptions.RayActorError
+        return works if works is not None else await asyncio.Event().wait()
+
+    actor = SimpleNamespace(
+        revoke=SimpleNamespace(remote=revoked.append),
+        works_for=SimpleNamespace(remote=works_for),
+    )
+    manager = PoolManager.__new__(PoolManager)
+    manager._pool_state, manager._actors = PoolState(), {"m-0": actor, "m-1": SimpleNamespace()}
+    manager._alone, manager._tasks = {}, set()
+    beat = LeaseRecord("run-0", "run", (claim("m"),), 0.0, workers=("m-0",))
+    assert manager._pool_state.heartbeat(beat, 0.0)
+    monkeypatch.setattr(ray, "kill", killed.append)
+    monkeypatch.setattr(pool_manager, "_REVOKED_SECONDS", 0.001)
+
+    async def end() -> None:
+        manager._end_lease("run-0")
+        (task,) = manager._tasks
+        assert not killed
+        await task
+
+    asyncio.run(end())
+    assert killed == [actor] * is_ended
 
 
 def test_a_worker_that_does_not_answer_is_adopted_later_or_ended_if_no_run_leases_it(monkeypatch):

@@ -56,7 +56,10 @@ ROWS = pa.table({"id": range(10)})
 def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(host, tmp_path):
     def told_to_stop(batch):
         host.revoke("lease")
+        works_for.extend(map(host.works_for, ("lease", "other")))
         return batch
+
+    works_for: list[bool] = []
 
     host.hold(ModelSpec("told_to_stop", False, b""), told_to_stop)
     target = PartTarget(StoragePath(str(tmp_path)), "key", "id")
@@ -65,6 +68,8 @@ def test_worker_that_is_told_to_stop_writes_no_part_of_half_its_batches(host, tm
 
     assert report.cancelled
     assert not any(tmp_path.iterdir())
+    assert works_for == [True, False]
+    assert not host.works_for("lease")
 
 
 @pytest.mark.parametrize(("bad", "all_failed"), [(0, True), (5, False)])
@@ -168,7 +173,7 @@ def test_a_worker_names_the_row_that_it_waits_for(host, monkeypatch):
         end.wait(10)
         return batch
 
-    host.hold(ModelSpec("slow", False, "", b""), slow)
+    host.hold(ModelSpec("slow", False, b""), slow)
     with ThreadPoolExecutor(1) as threads:
         running = threads.submit(host.run, WORK, ROWS)
         assert waits.wait(10)
