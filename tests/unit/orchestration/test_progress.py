@@ -289,7 +289,7 @@ def test_no_logs_are_named_if_no_worker_ran(tmp_path):
     report.listen(Failed("a", None, vd.errors.SourceError("no such folder")))
     with pytest.raises(dg.Failure) as raised:
         list(report.results())
-    assert raised.value.description == "stage 'a': no such folder"
+    assert raised.value.description == "stage 'docs/a': no such folder"
 
 
 @pytest.mark.parametrize(
