@@ -332,6 +332,12 @@ inside(
     "(2, 3)",
 )
 inside(
+    "lambdas of the same line",
+    "def two(*given):\n    return given[-1]\nudf = two(lambda *a: len(a), lambda **a: len(a))\n",
+    "**a",
+    "*a",
+)
+inside(
     "the device of another model",
     "import torch\nDEVICE = 'cuda:1' if torch.cuda.is_available() else 'cpu'\n"
     "def udf(b):\n    return torch.ones(1)\n",

@@ -16,8 +16,9 @@ Names:
     - A class counts with all of its methods. A lambda, and a function or class made inside a
       function, counts with the top-level statement that holds it; a lambda that is an argument in
       a chain of calls by itself.
-    - Modules are located on `sys.path`, then in the folders of modules that declare stages, and in
-      the current one. Code under ``if __name__ == "__main__"`` does not count.
+    - Modules are located on `sys.path`, then on `sys.path` as it was when stages were declared.
+    - Code under ``if __name__ == "__main__"`` counts where it changes a name that counts, other
+      than a module.
     - Docstrings, type hints and names of local variables count; comments and layout do not.
     - A literal module name, as in ``import_module("helpers")``, counts like an import. A computed
       one that begins with a package, like ``f"plugins.{name}"``, counts like an import of all its
@@ -155,13 +156,17 @@ def code_identity(
     if version is None:
         token = encoder.digest(obj, target.__qualname__)
         reached = dependency_walk.parts()
+        values = [
+            ("value", name, encoder.script_value(name, value, script))
+            for name, value, script in dependency_walk.script_values()
+        ]
+        reached = dependency_walk.parts() if values else reached  # with what these reach
         own = combine("own", token, reached.pop(target.__qualname__, ""))
         parts = [("code", target.__qualname__, own)]
         for name, part in reached.items():
             kind, _, file = name.partition(f"{FILE} ")
             parts.append(("code", name, part) if kind else (FILE, file, part))
-        for name, value, script in dependency_walk.script_values():
-            parts.append(("value", name, encoder.script_value(name, value, script)))
+        parts += values
         digest = combine("code", *(part for *_, part in parts))
     else:
         with contextlib.suppress(CodeIdentityError):

@@ -225,6 +225,7 @@ class DependencyWalk:
         if isinstance(value, types.ModuleType):
             return False
         source = self.finder.source(str(module.path))
+        units = [unit for unit in units if not unit.is_main_guard]
         bound = [unit for unit in units if name in unit.bound]
         node: Any = bound[-1].nodes[-1] if bound else None
         if node is None or name in source.rebound:

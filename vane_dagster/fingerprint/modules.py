@@ -119,10 +119,16 @@ def _folders(paths: Iterable[str]) -> tuple[str, ...]:
 
 
 _declaring: set[str] = set()
+_declared_path: list[str] = []
+"""The folders of `sys.path` when stages were declared: Dagster adds some while it loads them."""
 
 
 def count_as_own(module: str) -> None:
-    """Count the package of a module that declares stages as the user's, even if it is installed."""
+    """Count the package of a module that declares stages as the user's, even if it is installed.
+
+    Also keep the folders that it is imported from.
+    """
+    _declared_path.extend(p for p in map(os.path.abspath, sys.path) if p not in _declared_path)
     top = module.partition(".")[0]
     if top not in _declaring:
         _declaring.add(top)
@@ -138,15 +144,6 @@ def _declaring_places() -> tuple[str, ...]:
         places += [os.path.join(os.path.abspath(each), "") for each in folders or ()]
         places += [os.path.abspath(file)] if file and folders is None else []
     return tuple(places)
-
-
-def _declaring_folders() -> list[str]:
-    """Return the folders from which modules that declare stages import, and the current one.
-
-    Dagster has them on `sys.path` only while it loads definitions.
-    """
-    folders = {os.path.dirname(place.rstrip(os.sep)) for place in _declaring_places()}
-    return [*sorted(folders), os.getcwd()]
 
 
 @functools.lru_cache(maxsize=16384)
@@ -205,7 +202,7 @@ class Finder:
             search = parent.search
         spec = _find_spec(name, search)
         if spec is None and search is None:
-            spec = _find_spec(name, _declaring_folders())
+            spec = _find_spec(name, _declared_path)
         if spec is None:
             return None
         if spec.origin in ("built-in", "frozen"):

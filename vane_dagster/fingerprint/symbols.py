@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import bisect
+import inspect
 import types
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -148,14 +149,21 @@ class SourceFile:
         parts = [part for statement in self.tree.body for part in _parts_of(statement)]
         for position, part in enumerate(parts):
             unit = SymbolSource(path, [part], position)
-            if unit.is_main_guard:
-                continue
-            self.statements.append(unit)
-            for name in sorted(unit.touched):
+            touched = unit.touched
+            if unit.is_main_guard:  # it does nothing to a module, such as `torch`, that it calls
+                touched = touched - (self._imports - unit.bound)
+            else:
+                self.statements.append(unit)
+            for name in sorted(touched):
                 self.units.setdefault(name, []).append(unit)
         self.stars = self.units.pop("*", [])  # statements with `from module import *`
         if ast.get_docstring(self.tree, clean=False) is not None:
             self.units.setdefault("__doc__", []).insert(0, SymbolSource(path, self.tree.body[:1]))
+
+    @cached_property
+    def _imports(self) -> frozenset[str]:
+        imports = (ast.Import, ast.ImportFrom)
+        return bound_names(node for node in self.tree.body if isinstance(node, imports))
 
     @cached_property
     def bound(self) -> frozenset[str]:
@@ -222,7 +230,8 @@ class SourceFile:
         nodes = [each for each in self.tree.body[at:] if each.lineno <= code.co_firstlineno]
         nodes, place = nodes or self.tree.body[at : at + 1], alike.index(code_digest(code))
         given = _lambda_arguments(nodes) if code.co_name == "<lambda>" else []
-        if len(given) == len(alike):  # there are no others
+        held = [n for each in nodes for n in ast.walk(each) if isinstance(n, ast.Lambda)]
+        if len(given) == len(alike) == len(held):  # there are no others
             nodes, place = [ast_digest.as_statement(given[place])], 0
         return SymbolSource(self.path, nodes), place
 
@@ -270,7 +279,8 @@ def bound_names(nodes: Iterable[ast.AST]) -> frozenset[str]:
 
 def code_digest(code: types.CodeType) -> str:
     """Hash compiled code without file name and line numbers."""
-    shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    rest = code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    shape = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, rest)
     head: list[str | bytes] = [code.co_name, code.co_code, repr(shape)]
     for names in (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars):
         head.append(combine("names", *names))

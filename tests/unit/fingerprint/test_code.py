@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import importlib
 import itertools
 import sys
@@ -371,6 +372,47 @@ def test_values_of_scripts_count_if_the_run_determines_them(
     assert (digest("2") != digest("3")) is counts
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from values_made import Scaler\ndef udf(x):\n    return SCALER.scale(x)\n"
+        "if __name__ == '__main__':\n    SCALER = Scaler()\n",
+        "from values_made import Scaler\ndef udf(x):\n    return SCALER.scale(x)\n"
+        "def main():\n    global SCALER\n    SCALER = Scaler()\nmain()\n",
+        "import values_made\nT = {}\ndef udf(x):\n    return T['f'](x)\n"
+        "if __name__ == '__main__':\n    T['f'] = values_made.Scaler.scale\n",
+        "import importlib\ndef udf(x):\n    return made.Scaler().scale(x)\n"
+        "if __name__ == '__main__':\n    made = importlib.import_module('values_made')\n",
+    ],
+)
+def test_what_the_values_of_a_script_reach_counts(tmp_path, monkeypatch, text):
+    (tmp_path / "script.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def digest(factor: int) -> str:
+        made = f"class Scaler:\n    def scale(self, x={factor}):\n        return x\n"
+        (tmp_path / "values_made.py").write_text(made)
+        monkeypatch.delitem(sys.modules, "values_made", raising=False)
+        main = types.ModuleType("__main__")
+        main.__file__ = str(tmp_path / "script.py")
+        monkeypatch.setitem(sys.modules, "__main__", main)
+        exec(compile(text, main.__file__, "exec"), main.__dict__)
+        return code_identity(main.udf).digest  # type: ignore[attr-defined]  # made in memory
+
+    assert digest(2) == digest(2)
+    assert digest(2) != digest(33)
+
+
+def test_a_method_call_under_the_main_guard_changes_a_value(tmp_path, monkeypatch):
+    text = (
+        "class Config:\n    limit = 1\n    def load(self, limit):\n        self.limit = limit\n"
+        "CONFIG = Config()\ndef udf(x):\n    return CONFIG.limit\n"
+        "if __name__ == '__main__':\n    CONFIG.load({})\n"
+    )
+    seen = [identities(tmp_path / "script.py", text.format(n), monkeypatch)[-1] for n in (2, 3)]
+    assert seen[0] != seen[1]
+
+
 def identities(script: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run a script; return the identities of `udf` at its calls of `see`, and at its end."""
     seen: list[str] = []
@@ -383,7 +425,7 @@ def identities(script: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> list
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "argv", [script.name])
     script.write_text(text)
-    vars(main)["see"] = see
+    monkeypatch.setattr(builtins, "see", see, raising=False)
     exec(compile(text, main.__file__, "exec"), vars(main))
     see()
     return seen
