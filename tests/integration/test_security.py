@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import os
 import shutil
@@ -62,7 +63,8 @@ def test_local_workers_run_no_module_that_another_user_has_planted(
     monkeypatch.syspath_prepend(str(tmp_path))
     import own_rows  # type: ignore[import-not-found]  # made by the test
 
-    digest = pack(code_identity(own_rows.f).modules, own_rows.f).digest
+    archive = pack(code_identity(own_rows.f).modules, own_rows.f).archive
+    digest = hashlib.sha256(archive).hexdigest()
     evil = f"import os, pathlib; pathlib.Path('{ran}').write_text(str(os.getuid()))\n{USER_MODULE}"
     drop = shared_tmp / "drop"
     drop.mkdir()

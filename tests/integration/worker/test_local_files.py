@@ -132,6 +132,5 @@ def test_workers_that_cannot_see_a_file_get_its_content(
     assert "3 rows computed again" in (found.description or "")
     shown = {name: value.value for name, value in found.metadata.items()}
     assert (shown["rows"], shown["differing"]) == (3, 0)
-    assert shown["loads"] + shown["warm"] == 1
     assert shown["code_changed"] is False
     assert not checked.get_asset_materialization_events()
