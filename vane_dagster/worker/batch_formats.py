@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from vane_dagster._lazy import pc
 from vane_dagster.errors import SchemaError, StageError
 from vane_dagster.pipeline.options import BatchFormat
 from vane_dagster.types.frames import to_pandas, to_polars
@@ -23,6 +24,9 @@ from vane_dagster.types.tensors import (
     to_ndarray,
     whole,
 )
+
+_MOST_EXACT = 2**53
+"""Up to it, floating-point numbers of 64 bits have all integers."""
 
 
 def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -49,18 +53,32 @@ def given_batch(batch: pa.Table, form: BatchFormat) -> Any:
     batch = pa.Table.from_arrays(own, schema=batch.schema)
     if form == "pyarrow":
         return batch
-    if form == "pandas":
-        return to_pandas(batch)
     if form == "polars":
         _package("polars", form)
         try:
             return to_polars(batch)
         except SchemaError as error:
             raise StageError(str(error)) from error
+    _require_exact(batch, form)
+    if form == "pandas":
+        return to_pandas(batch)
     if form == "torch":
         torch = _package("torch", form)
         return {name: _to_torch(batch.column(name), torch) for name in batch.column_names}
     return {name: _writable(_to_numpy(batch.column(name))) for name in batch.column_names}
+
+
+def _require_exact(batch: pa.Table, form: BatchFormat) -> None:
+    """Refuse integers that a format with NaN for nulls would round to other ones."""
+    for name, column in zip(batch.column_names, batch.columns):
+        if column.null_count and column.type in (pa.int64(), pa.uint64()):
+            limits = pc.min_max(column).as_py()
+            if any(abs(each or 0) > _MOST_EXACT for each in limits.values()):
+                raise StageError(
+                    f"column {name!r} has nulls and integers beyond 2**53, which batches of {form} "
+                    "would round, as they have floats where values may be missing. Leave it out of "
+                    "columns= and name it in include_columns=, or use batch_format='pyarrow'"
+                )
 
 
 def _package(name: str, form: str) -> Any:

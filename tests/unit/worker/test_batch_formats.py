@@ -220,6 +220,19 @@ def test_none_is_null():
         assert column([None, None], kind).null_count == 2
 
 
+@pytest.mark.parametrize("form", ["pandas", "numpy", "torch"])
+def test_integers_that_nulls_would_round_are_refused(form):
+    few = pa.table({"n": pa.array([2**53, None], pa.int64()), "m": [2**60 + 1, 1]})
+    given_batch(few, form)
+    for number, kind in ((2**60 + 1, pa.int64()), (-(2**53) - 1, pa.int64()), (2**63, pa.uint64())):
+        many = pa.table({"n": pa.array([number, None], kind)})
+        with pytest.raises(
+            vd.errors.StageError, match=r"'n' has nulls and integers beyond 2\*\*53"
+        ):
+            given_batch(many, form)
+        given_batch(many, "polars")
+
+
 def test_nulls_that_are_given():
     """A null element is as a null in a column of scalars; a null row is None."""
     rows = [[[1, None], [3, 4]], [[5, 6], [7, 8]]]
