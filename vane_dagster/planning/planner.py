@@ -30,9 +30,9 @@ from vane_dagster.planning.inputs import (
     stages_between,
     stages_read,
 )
-from vane_dagster.planning.left_out import left_out
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.source_code import keyed, source_definition
+from vane_dagster.planning.source_warnings import left_out, mixed_types
 from vane_dagster.planning.stored_parts import StoredParts
 from vane_dagster.sources import FragmentRule, Listed
 from vane_dagster.sources.base import Connect, default_rule
@@ -82,7 +82,8 @@ def plan_run(
             warnings.add(key, text)
     planned = [each for each in outcomes.values() if isinstance(each, PartitionPlan)]
     if planner.heads and planned:
-        for text in left_out(pipeline, planner.source, partitions):
+        unread = left_out(pipeline, planner.source, partitions)
+        for text in (*unread, *mixed_types(pipeline, order, planned)):
             warnings.add(None, text)
     failed = {key: e for key, e in outcomes.items() if not isinstance(e, PartitionPlan)}
     return RunPlan(

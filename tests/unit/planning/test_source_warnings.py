@@ -1,4 +1,4 @@
-"""Rows whose key is no partition are a warning of the plan, unless the partition may be added."""
+"""Rows whose key is no partition, and columns of several types, are warnings of the plan."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dagster as dg
 import pytest
 
 import vane_dagster as vd
-from support.data import partitioned
+from support.data import partitioned, write_source
 from vane_dagster.planning.planner import plan_run
 
 DAYS = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-03")
@@ -46,3 +46,18 @@ def test_some_keys_are_named(store):
     docs.project("kept", {"part": "part"})
     (text,) = plan_run(docs, ["kept"], ["a"], store).warnings
     assert "5 rows of 'b', 'c', 'd' and 2 more, which" in text
+
+
+def test_columns_with_other_types_in_some_partitions(tmp_path, store):
+    for key, price in {"a": 1.5, "b": "1.5 EUR", "c": 2.5}.items():
+        write_source(tmp_path / "src" / f"{key}.parquet", {"id": [1], "price": [price], "x": [1]})
+    docs = partitioned(
+        vd.parquet(str(tmp_path / "src" / "{partition_key}.parquet")), ["a", "b", "c"]
+    )
+    docs.project("kept", ["price"])
+    docs.project("others", ["x"])
+    assert plan_run(docs, ["kept", "others"], ["a", "b", "c"], store).warnings == [
+        "stage 'docs/kept': column 'price' is DOUBLE in 2 partitions (a, c) and VARCHAR in 1 "
+        "partition (b); partitions of different types cannot be read together"
+    ]
+    assert plan_run(docs, ["others"], ["a", "b", "c"], store).warnings == []

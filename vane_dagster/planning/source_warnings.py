@@ -1,16 +1,19 @@
-"""Rows of a source that no partition of the pipeline has, such as those of a misspelled day."""
+"""Warnings of a source: rows that no partition has, and partitions whose columns differ."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime as dt
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 from typing import Any
 
-from vane_dagster._texts import count
+from vane_dagster._texts import count, in_partitions
 from vane_dagster.errors import names
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.planning.plan import PartitionPlan
 from vane_dagster.sources import Source
+from vane_dagster.types.schema import type_name
 
 _SHOWN = 3
 
@@ -57,3 +60,22 @@ def _is_later(key: str, last: str | None, form: str) -> bool:
         after = last is None or start > dt.datetime.strptime(last, form)
         return after and start.strftime(form) == key
     return False
+
+
+def mixed_types(
+    pipeline: Pipeline, stages: Sequence[str], planned: Sequence[PartitionPlan]
+) -> list[str]:
+    """Return a warning of the first stage whose columns have other types in some partitions."""
+    for stage in stages:
+        kinds: dict[str, dict[str, list[str | None]]] = defaultdict(lambda: defaultdict(list))
+        for each in planned:
+            for field in each.schemas.get(stage, ()):
+                kinds[field.name][type_name(field.type)].append(each.key)
+        for name, keys in kinds.items():
+            if len(keys) > 1:
+                texts = (f"{kind} in {in_partitions(each)}" for kind, each in keys.items())
+                return [
+                    f"stage '{pipeline.name}/{stage}': column {name!r} is {' and '.join(texts)}; "
+                    "partitions of different types cannot be read together"
+                ]
+    return []
