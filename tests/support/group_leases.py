@@ -78,7 +78,7 @@ class Leased:
             self.lease,
             pools,
             self.events.append,
-            lambda pool, report: None,
+            lambda pool, stages, report: None,
             lambda stages, error: self.given_up.append((stages, str(error))),
             *more,
         )

@@ -48,7 +48,7 @@ from vane_dagster.storage.batch_records import Recorded
 from vane_dagster.storage.quarantine import fault_lines
 from vane_dagster.worker.pools import PoolSpec
 from vane_dagster.worker.protocol import Work
-from vane_dagster.worker.reports import Fault, WorkReport
+from vane_dagster.worker.reports import Fault, LoadReport, WorkReport
 
 _TICK_SECONDS = 0.5
 _CLAIM_TICK_SECONDS = 0.005
@@ -83,7 +83,7 @@ class WaveScheduler:
             lease,
             pools,
             state.emit,
-            state.usage.worker_ready,
+            self._worker_ready,
             self._give_up,
             clock,
             servers,
@@ -254,6 +254,12 @@ class WaveScheduler:
             self._lost(in_flight, loss, report.unhealthy_reason, report.fault)
         else:
             self._answered(in_flight, report, done)
+
+    def _worker_ready(self, pool: str, stages: Sequence[str], report: LoadReport) -> None:
+        if stages:
+            self._state.usage.worker_ready(pool, report)
+        for stage in stages:
+            self._slice_sizer.seed_estimate(stage, report.row_seconds)
 
     def _answered(self, in_flight: InFlightTask, report: WorkReport, done: CallResult) -> None:
         task = in_flight.task

@@ -32,6 +32,11 @@ class SliceSizer:
             measured = seconds / rows
             self._row_seconds[stage] = (self._row_seconds.get(stage, measured) + measured) / 2
 
+    def seed_estimate(self, stage: str, row_seconds: float | None) -> None:
+        """Use a warm worker's estimate from former runs, if there is none yet."""
+        if row_seconds:
+            self._row_seconds.setdefault(stage, row_seconds)
+
     def is_costly(self, stage: str) -> bool:
         """Whether a row takes much longer to compute than to look up; True until that is known."""
         return self._row_seconds.get(stage, 1.0) >= _COSTLY_SECONDS
@@ -50,8 +55,9 @@ class SliceSizer:
 
         A stage for which a fragment came back without rows does not count: it may have no rows.
         """
+        known = self._seen | self._row_seconds.keys()
         return any(
-            stage in stages and stage not in self._seen and self.may_run_whole(stage)
+            stage in stages and stage not in known and self.may_run_whole(stage)
             for stage in self._pools
         )
 

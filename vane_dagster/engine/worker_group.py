@@ -144,7 +144,7 @@ class WorkerGroup:
         lease: Lease,
         pools: Mapping[str, PoolSpec],
         emit: Callable[[Event], None],
-        ready: Callable[[str, LoadReport], None],
+        ready: Callable[[str, Sequence[str], LoadReport], None],
         give_up: Callable[[Sequence[str], VaneError], None],
         clock: Callable[[], float] = time.monotonic,
         servers: Mapping[str, PoolSpec] | None = None,
@@ -294,9 +294,9 @@ class WorkerGroup:
             self._emit(
                 WorkerReady(stages, pool.label, worker.name, report, pool.server, is_function)
             )
-            self._ready(worker.pool, report)
         if report.server is not None:
             self._server_answered(worker, report.server)
+        self._ready(worker.pool, stages, report)
 
     def finish_call(self, worker: Worker, rows: int, recycle_reason: str) -> None:
         """Record a completed call; replace a worker due for recycling after its last call."""

@@ -101,6 +101,7 @@ class Host:
         self._running: dict[object, str] = {}
         self._lock = threading.Lock()
         self._printed = OutputTap.installed()
+        self._row_seconds: float | None = None
         self._lifecycle = WorkerLifecycle()
         self.startup = Startup()
         self.served = 0
@@ -194,6 +195,7 @@ class Host:
             load,
             warm=True,
             output=Output(),
+            row_seconds=self._row_seconds,
             unhealthy_reason=unhealthy_reason,
             outdated=outdated,
             server=self.status().server,
@@ -266,8 +268,12 @@ class Host:
             seconds = self._change_calls(call, -1)
             gpus = meter.stop(seconds)
             check_descriptors()
+        calls_model = _calls_model(work)
         made = computed.called or computed
-        self.served += made.report.batches if _calls_model(work) else 1
+        rows_in = made.report.tally.rows_in
+        self.served += made.report.batches if calls_model else 1
+        if calls_model and rows_in:
+            self._row_seconds = seconds / rows_in
         share = seconds / (time.perf_counter() - started)
         report = replace(
             made.report,

@@ -246,6 +246,7 @@ class LoadReport:
         node: Host name of the machine.
         output: What the user's code printed or logged during construction.
         fault: Why the model could not be constructed.
+        row_seconds: Seconds per row in the last task; None before the first.
         unhealthy_reason: Why a warm worker must be replaced.
         outdated: Why a warm worker cannot run this run's version of the code; empty if it can.
         server: The state of the server, if the worker runs one.
@@ -259,6 +260,7 @@ class LoadReport:
     node: str
     output: Output = Output()
     fault: Fault | None = None
+    row_seconds: float | None = None
     unhealthy_reason: str = ""
     outdated: str = ""
     server: ServerStatus | None = None

@@ -98,6 +98,16 @@ def test_the_last_call_counts_for_half_of_the_estimate():
     assert made.slice_rows(spec(batch_size=1), 10_000, 10_000, 4, last=False) == 25
 
 
+def test_a_measurement_replaces_no_estimate_but_a_warm_worker_supplies_the_first():
+    made = sizer()
+    made.seed_estimate("model", None)
+    assert made.is_learning(["model"])
+    made.seed_estimate("model", 0.01)
+    made.seed_estimate("model", 99.0)
+    assert not made.is_learning(["model"])
+    assert made.slice_rows(spec(batch_size=1), 10_000, 10_000, 4, last=False) == 50
+
+
 @pytest.mark.parametrize(
     ("seconds", "left", "is_whole"),
     [(0.49, 0, True), (0.51, 7, False), (0.51, 8, True), (0.99, 8, True), (1.01, 8, False)],
