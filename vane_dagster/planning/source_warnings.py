@@ -26,7 +26,7 @@ def left_out(pipeline: Pipeline, source: Source, planned: Collection[str | None]
         source: Its source, as the run uses it.
         planned: Some partitions, which are known to exist.
     """
-    rows = source.rows_by_key()
+    rows = source._rows_by_key()
     keys = {key for key in rows.keys() - {*planned} if key is not None}
     unknown = _unknown(pipeline.partitions_def, keys) if keys else set()
     if not unknown:

@@ -305,7 +305,7 @@ class Source(SourceReader):
             raise error
         return listed
 
-    def rows_by_key(self) -> Mapping[str | None, int]:
+    def _rows_by_key(self) -> Mapping[str | None, int]:
         """Return the rows of each value that is a partition's key, or could be one, if known."""
         return {}
 

@@ -127,7 +127,7 @@ class RowsSource(StoredTableSource):
     def schema(self, location: str) -> pa.Schema:
         return self.rows.schema
 
-    def rows_by_key(self) -> Mapping[str | None, int]:
+    def _rows_by_key(self) -> Mapping[str | None, int]:
         return {key: len(positions) for key, positions in self.rows.positions.items()}
 
     def identity(self, partition: str | None) -> str | None:
