@@ -122,8 +122,8 @@ def list_results(root: str, path: str, as_json: bool) -> None:
 def forget(root: str, pipeline: str, partitions: Sequence[str], before: str, dry_run: bool) -> None:
     """Deletes all versions of PARTITIONS of PIPELINE, in all stages, from the store at ROOT.
 
-    With a stage in place of PIPELINE, such as docs/embedding, those of this stage; without
-    PARTITIONS and --before all of them, as of a stage that was renamed.
+    PIPELINE may name one stage, such as docs/embedding. Without PARTITIONS and --before, all of
+    the stage is then deleted: use this for the old name of a renamed stage.
 
     Their files are garbage then, which gc removes. Published tables and Dagster's record of the
     partitions stay: delete rows there yourself, and wipe the partitions in Dagster's UI.

@@ -297,7 +297,7 @@ class PoolManager:
     async def _end_hung(self, actor: Any, lease: str) -> None:
         """End a worker that still works for a lease some minutes after its end.
 
-        Runs replace it as any other lost worker. User code that holds the GIL may delay its answer.
+        Runs replace it like any lost worker. User code that holds the GIL may delay its answer.
         """
         await asyncio.sleep(_REVOKED_SECONDS)
         with contextlib.suppress(ray.exceptions.RayError):  # it died already

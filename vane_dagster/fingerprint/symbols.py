@@ -230,8 +230,7 @@ class SourceFile:
         nodes = [each for each in self.tree.body[at:] if each.lineno <= code.co_firstlineno]
         nodes, place = nodes or self.tree.body[at : at + 1], alike.index(code_digest(code))
         given = _lambda_arguments(nodes) if code.co_name == "<lambda>" else []
-        held = [n for each in nodes for n in ast.walk(each) if isinstance(n, ast.Lambda)]
-        if len(given) == len(alike) == len(held):  # there are no others
+        if len(given) == len(alike):
             nodes, place = [ast_digest.as_statement(given[place])], 0
         return SymbolSource(self.path, nodes), place
 
@@ -255,7 +254,10 @@ class SourceFile:
 
 
 def _lambda_arguments(statements: Sequence[ast.stmt]) -> list[ast.AST]:
-    """Return the lambdas among the arguments of a chain of calls, in the order of evaluation."""
+    """Return the lambdas among the arguments of a chain of calls, in the order of evaluation.
+
+    None if the statements hold other lambdas too.
+    """
     chained: ast.AST | None = getattr(statements[0], "value", None)
     lambdas: list[ast.AST] = []
     while isinstance(chained, (ast.Call, ast.Attribute)):
@@ -265,7 +267,8 @@ def _lambda_arguments(statements: Sequence[ast.stmt]) -> list[ast.AST]:
             chained = chained.func
         else:
             chained = chained.value
-    return lambdas if len(statements) == 1 else []
+    nodes = (node for each in statements for node in ast.walk(each))
+    return lambdas if len(lambdas) == sum(isinstance(n, ast.Lambda) for n in nodes) else []
 
 
 def _bindings(nodes: Iterable[ast.AST]) -> Counter[str]:

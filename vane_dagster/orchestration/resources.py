@@ -176,7 +176,7 @@ class RayCompute(Compute):
 
         try:
             return RayBackend(self.idle_timeout)
-        except ClusterLostError:  # since an earlier run; this process is no longer connected
+        except ClusterLostError:  # it was replaced after an earlier run
             self._connect(start=True)
             return RayBackend(self.idle_timeout)
 

@@ -34,12 +34,12 @@ def left_out(pipeline: Pipeline, source: Source, planned: Collection[str | None]
     number, of = count(sum(rows[key] for key in unknown), "row"), names(sorted(unknown), _SHOWN)
     return [
         f"pipeline {pipeline.name!r}: {source.place} has {number} of {of}, which no run computes: "
-        f"there is no such partition. A key is {min(map(str, planned))!r}"
+        f"no partition has such a key. An example of a key is {min(map(str, planned))!r}"
     ]
 
 
 def _unknown(partitions_def: Any, keys: set[str]) -> set[str]:
-    """Return the keys that are no partition, nor a later one, which may be added."""
+    """Return the keys of no partition, except later time windows, which may be added."""
     import dagster as dg
 
     added_later = (dg.DynamicPartitionsDefinition, dg.MultiPartitionsDefinition)
@@ -67,6 +67,9 @@ def mixed_types(
 ) -> list[str]:
     """Return a warning of the first stage whose columns have other types in some partitions."""
     for stage in stages:
+        schemas = [each.schemas[stage] for each in planned if stage in each.schemas]
+        if all(schema.equals(schemas[0]) for schema in schemas):  # fast, for many partitions
+            continue
         kinds: dict[str, dict[str, list[str | None]]] = defaultdict(lambda: defaultdict(list))
         for each in planned:
             for field in each.schemas.get(stage, ()):

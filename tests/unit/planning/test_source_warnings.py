@@ -35,7 +35,7 @@ def test_rows_of_no_partition(partitions_def, known, later, unknown, store):
     shown = ", ".join(map(repr, sorted(unknown)))
     text = (
         f"pipeline 'docs': a dict in memory has {2 * len(unknown)} rows of {shown}, which no run "
-        f"computes: there is no such partition. A key is {known!r}"
+        f"computes: no partition has such a key. An example of a key is {known!r}"
     )
     assert warnings == ([text] if unknown else [])
 
