@@ -194,7 +194,8 @@ class SourceFile:
     def changed_later(self) -> frozenset[str]:
         """The names that functions and the statements under ``__main__`` bind, or change in place.
 
-        A function's local variable of the same name counts too.
+        A function's local variable of the same name counts too; under ``__main__``, and in the
+        functions called there, whatever a call or a decorator gets.
         """
         changed: set[str] = set()
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -209,6 +210,15 @@ class SourceFile:
             elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "setattr":
                 targets = [*node.args[:1]]
             roots = map(ast_digest.root, targets)
+            changed.update(each.id for each in roots if isinstance(each, ast.Name))
+        called = [*guards]
+        for node in (inner for each in called for inner in ast.walk(each)):  # which grows
+            given = [*getattr(node, "decorator_list", ())]
+            if isinstance(node, ast.Call):
+                given = [*node.args, *(keyword.value for keyword in node.keywords)]
+                name = getattr(node.func, "id", "")
+                called += [each for each in later if each.name == name and each not in called]
+            roots = map(ast_digest.root, given)
             changed.update(each.id for each in roots if isinstance(each, ast.Name))
         return self.set_by_functions.union(changed, bound_names(guards))
 

@@ -403,13 +403,22 @@ def test_what_the_values_of_a_script_reach_counts(tmp_path, monkeypatch, text):
     assert digest(2) != digest(33)
 
 
-def test_a_method_call_under_the_main_guard_changes_a_value(tmp_path, monkeypatch):
-    text = (
+@pytest.mark.parametrize(
+    "text",
+    [
         "class Config:\n    limit = 1\n    def load(self, limit):\n        self.limit = limit\n"
         "CONFIG = Config()\ndef udf(x):\n    return CONFIG.limit\n"
-        "if __name__ == '__main__':\n    CONFIG.load({})\n"
-    )
-    seen = [identities(tmp_path / "script.py", text.format(n), monkeypatch)[-1] for n in (2, 3)]
+        "if __name__ == '__main__':\n    CONFIG.load({})\n",
+        "TABLE = dict()\ndef put(d, n):\n    d['n'] = n\ndef udf(x):\n    return TABLE['n']\n"
+        "def main():\n    put(TABLE, {})\nif __name__ == '__main__':\n    main()\n",
+        "class All:\n    def add_one(self, f):\n        self.one = f\n"
+        "ALL = All()\ndef udf(x):\n    return ALL.one(x)\n"
+        "if __name__ == '__main__':\n    @ALL.add_one\n    def made(x):\n        return {}\n",
+    ],
+)
+def test_what_code_under_the_main_guard_changes_counts(tmp_path, monkeypatch, text):
+    script = tmp_path / "script.py"
+    seen = [identities(script, text.replace("{}", n), monkeypatch)[-1] for n in "23"]
     assert seen[0] != seen[1]
 
 
