@@ -192,8 +192,9 @@ class Forecast(Printed):
         return max(low for low, _ in known), sum(high for _, high in known) + loads
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the forecast as a dict of plain values, for JSON."""
-        return {**asdict(self), "seconds": self.seconds}
+        """Return the forecast as a dict of plain values, for JSON, with the sums of all stages."""
+        sums = {name: _total(self, name) for name in ("gpu_hours", "tokens", "cost")}
+        return {**asdict(self), "seconds": self.seconds, **sums}
 
     def __str__(self) -> str:
         lines = [f"pipeline {self.pipeline}: what a run would compute"]

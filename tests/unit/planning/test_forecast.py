@@ -165,6 +165,8 @@ def test_the_tokens_and_prices_of_all_stages_are_added_up():
     some = str(Forecast("docs", [first, stage("new"), second], {})).splitlines()
     assert some[-1] == f"  in all, without 'new': {sums}"
     assert "in all" not in str(Forecast("docs", [first], {}))
+    as_dict = Forecast("docs", [first, second], {}).to_dict()
+    assert (as_dict["tokens"], as_dict["cost"]) == ((1010.0, 2010.0), (0.75, 1.5))
 
 
 def test_nothing_to_do_is_known():
