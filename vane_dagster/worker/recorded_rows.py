@@ -1,7 +1,8 @@
 """The rows of earlier parts: found by their keys, and taken to be copied.
 
 What is made of the files of parts is shared by the processes of a node, as mapped Arrow files,
-which are deleted an hour after their last use. Without room for them, a process makes it each time.
+which are deleted an hour after their last use. A process keeps them mapped, since opening one takes
+longer than taking a few rows. Without room for them, a process makes it each time.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ _FORMAT = 2
 """Increment if the files change."""
 _UNUSED_SECONDS = 3600.0
 """A run needs a file within minutes; others may have as many as there are partitions."""
+_MOST_OPEN = 5_000
+"""Each takes some 20 kB, and two of the 65,530 mapped files that Linux allows a process."""
 _FEW = 8
 """A fragment takes few rows of a part if it has more than this many times as many."""
 _PART, _RECORD, _FAILED = "part", "record", "failed"
@@ -48,17 +51,25 @@ _FIRST, _COUNT = "first", "count"
 
 Numbers = npt.NDArray[Any]
 _Tables = Mapping[str, pa.Table]
+_open: dict[str, _Tables] = {}
+"""What this process has mapped."""
 
 
 def _shared(identity: Sequence[Any], names: Sequence[str], make: Callable[[], _Tables]) -> _Tables:
     """Return tables that the node has, and make them first if it has none."""
-    entries = worker_folder("row_reuse")
     name = hashlib.sha256(json.dumps([_FORMAT, *identity]).encode()).hexdigest()
+    if tables := _open.get(name):
+        return tables
+    entries = worker_folder("row_reuse")
     place = entries / name
 
     def find() -> _Tables | None:
         with contextlib.suppress(FileNotFoundError, ValueError):
-            return {each: read_table(place / each) for each in names}
+            tables = {each: read_table(place / each) for each in names}
+            if len(_open) >= _MOST_OPEN:
+                _open.clear()
+            _open[name] = tables
+            return tables
         return None
 
     def written() -> _Tables:

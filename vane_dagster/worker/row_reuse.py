@@ -235,10 +235,9 @@ class _Restored:
         keying, now = work.keying or RowKeying((), (), "", ""), datetime.now(UTC)
         here = zip(ORIGIN, (keying.epoch, work.run_id, keying.model, keying.code, now))
         self._records = records_schema(self._ids.type)
-        kinds = {name: self._records.field(name).type for name in ORIGIN}
-        # Without dictionaries, which would keep the values of all former runs.
-        self._plain = pa.schema({n: getattr(k, "value_type", k) for n, k in kinds.items()})
-        self._origins = [pa.table({name: [value] for name, value in here}, schema=self._plain)]
+        self._origin_schema = pa.schema([self._records.field(name) for name in ORIGIN])
+        made = pa.table({name: pa.array([value]) for name, value in here})
+        self._origins = [made.cast(self._origin_schema)]
         self._origin = np.zeros(given.num_rows, np.int32)  # the row's place in all of these
 
     def computed(self, pieces: Sequence[pa.Table], faults: pa.Table | None) -> Computed:
@@ -301,7 +300,7 @@ class _Restored:
             records, values, count = take_rows(stored, self._info["record"][owners])
             self._outcomes[owners] = _numpy(records.column(OUTCOME))
             self._inherit_faults(part, owners, records.column(ID).combine_chunks())
-            self._origins.append(records.select(ORIGIN).cast(self._plain))
+            self._origins.append(cast_table(records, self._origin_schema))
             self._add_known(values, np.repeat(owners, count))
         self._origin[places] = 1 + np.arange(len(places))
 
@@ -373,9 +372,12 @@ class _Restored:
         if self._work.keying is None:
             return None
         schema = self._records
-        kinds = pa.schema([schema.field(name) for name in ORIGIN])
-        # Dictionaries are made before the rows are multiplied.
-        origins = pa.concat_tables(self._origins).combine_chunks().cast(kinds)
+        kinds = self._origin_schema
+        # Anew, since the dictionaries of parts keep the values of all former runs.
+        plain = pa.schema(
+            [(each.name, getattr(each.type, "value_type", each.type)) for each in kinds]
+        )
+        origins = pa.concat_tables(self._origins).cast(plain).combine_chunks().cast(kinds)
         origins = taken(origins, self._origin[sources])
         keys = {name: self._info[name] for name in (KEY_HIGH, KEY_LOW)}
         rows = taken(pa.table({ID: self._ids, **keys}), self._order)

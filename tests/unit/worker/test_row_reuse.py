@@ -295,6 +295,15 @@ def test_rows_come_in_the_order_that_is_asked_for(tmp_path, part, wanted, node):
     assert bool(list(tmp_path.glob("*.used"))) == (wanted == 1)
 
 
+def test_a_process_keeps_the_rows_of_a_part_mapped(part, monkeypatch, node):
+    monkeypatch.setattr(recorded_rows, "_open", {})
+    first = read(part)
+    assert read(part) is first
+    monkeypatch.setattr(recorded_rows, "_MOST_OPEN", 1)
+    recorded_rows.stored_rows(part, "id", ["n"], 1)
+    assert read(part) is not first
+
+
 def test_rows_are_read_from_the_part_if_the_node_has_no_room(tmp_path, part, monkeypatch, node):
     def full(*given):
         raise OSError(28, "No space left on device")
