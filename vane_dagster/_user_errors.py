@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 import traceback
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -33,6 +34,10 @@ _NOT_SET = (
     "The environment variable is not set in the worker. Set it where the run is launched, and name "
     "it in vd.Workers(env_vars=...) or keyed_env_vars: workers on Ray have the environment of the "
     "process that started the cluster"
+)
+_NOT_SENT = (
+    "Workers have a copy of your modules, without the files beside them, also of an installed "
+    "package. Pass the file's path as an argument, as vd.local_file(path), or its content"
 )
 
 
@@ -81,6 +86,8 @@ def hint(
             return f'The code gets only the columns that it names; name "{key}" in columns='
         return f"The batch has the columns {columns_listed(columns, key)}"
     if isinstance(error, FileNotFoundError) and isinstance(error.filename, str):
+        if is_worker() and error.filename.startswith(os.path.join(sys.path[0], "")):
+            return _NOT_SENT
         return (
             None
             if os.path.isabs(error.filename)

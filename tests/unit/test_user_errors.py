@@ -133,6 +133,16 @@ def test_other_errors_have_no_hint(error):
     assert contained(error) is error
 
 
+def test_a_file_beside_a_module_that_was_sent_is_passed_as_an_argument(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    error = FileNotFoundError(2, "No such file", f"{tmp_path}/project/a.yaml")
+    assert hinted(error) is error, "in the driver"
+    monkeypatch.setenv("VANE_DAGSTER_WORKER", "1")
+    assert "as vd.local_file(path)" in str(hinted(error))
+    other = FileNotFoundError(2, "No such file", f"{tmp_path}.yaml")
+    assert hinted(other) is other
+
+
 # Frames
 
 
