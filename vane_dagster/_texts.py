@@ -56,9 +56,13 @@ class EqualErrors:
         return len(self._texts) if len(equal) == 1 else 0
 
     def texts(self) -> list[str]:
-        """Return the first of equal errors, after the partitions if there are several."""
-        every = [([*each], next(iter(each.values()))) for each in self._texts.values()]
-        return [f"{in_partitions(k)}, the first: {t}" if len(k) > 1 else t for k, t in every]
+        """Return the first of equal errors, after the partitions unless it names its only one."""
+        texts = []
+        for each in self._texts.values():
+            (key, text), *others = each.items()
+            where = f"{in_partitions([*each])}, the first" if others else in_partition(key)[2:]
+            texts.append(text if where in text else f"{where}: {text}")
+        return texts
 
 
 def count(number: int, noun: str) -> str:

@@ -16,13 +16,15 @@ def test_errors_that_differ_in_the_partition_and_in_numbers_are_one():
     assert [errors.add(k, f"gone: {each}") for k, each in digests] == [2, 0, 0]
     assert [errors.add(key, "the column 'x' is not read") for key in keys] == [3, 0, 0, 0]
     assert errors.add("fri", "'/in/fri': no rows") == 4
-    assert errors.add("fri", "'/in/fri': no rows", "another stage") == 5
+    assert errors.add("fri", "stage 's', partition 'fri': no rows", "another stage") == 5
+    assert errors.add(None, "no partitions") == 6
     assert errors.texts() == [
         "4 partitions (a, tue, wed and 1 more), the first: '/in/a/f0', day=a: row 0 of a file",
         "3 partitions (a, tue, wed), the first: gone: /9fe0",
         "4 partitions (a, tue, wed and 1 more), the first: the column 'x' is not read",
-        "'/in/fri': no rows",
-        "'/in/fri': no rows",
+        "partition 'fri': '/in/fri': no rows",
+        "stage 's', partition 'fri': no rows",
+        "no partitions",
     ]
 
 

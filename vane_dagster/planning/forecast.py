@@ -12,7 +12,7 @@ from typing import Any, Literal, Union
 
 import numpy as np
 
-from vane_dagster._texts import EqualErrors, Printed, amount, count, duration, in_partition, listed
+from vane_dagster._texts import EqualErrors, Printed, amount, count, duration, listed
 from vane_dagster.errors import BudgetError, StoreError, names
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -205,8 +205,7 @@ class Forecast(Printed):
             lines += [f"  {'':{width}}  {line}" for line in others]
         errors = EqualErrors()
         for key, why in self.unplanned.items():
-            where = in_partition(key)[2:]
-            errors.add(key, why if where in why else f"{where}: {why}")
+            errors.add(key, why)
         unplanned = [*errors.texts(), *(f"stage {s!r}: {why}" for s, why in self.unknown.items())]
         if unplanned:
             shown = [f"not planned: {text}" for text in unplanned]
