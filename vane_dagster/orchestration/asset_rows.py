@@ -36,8 +36,9 @@ def load_rows(store: FragmentStore, context: dg.InputContext) -> Any:
     asked: Mapping[str, Any] = context.definition_metadata or {}
     keys, allow_missing = _input_partitions(context)
     allow_missing |= bool(asked.get("allow_missing_partitions", False))
-    rows = read(store.open(), context.asset_key.path, keys, allow_missing)
-    return loaded(connected(rows.select(asked.get("columns")), form), form)
+    columns = asked.get("columns")
+    rows = read(store.open(), context.asset_key.path, keys, allow_missing, columns)
+    return loaded(connected(rows, form), form)
 
 
 def keep_rows(store: FragmentStore, context: dg.OutputContext, obj: Any) -> None:

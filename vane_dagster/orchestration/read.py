@@ -42,7 +42,7 @@ def load(
         as_: `pyarrow.Table`, `pyarrow.dataset.Dataset`, `pyarrow.RecordBatchReader`,
             `pandas.DataFrame`, `polars.DataFrame`, `polars.LazyFrame`, `duckdb.DuckDBPyRelation` or
             `ray.data.Dataset`.
-        columns: The columns to read; all by default.
+        columns: The columns to read; all by default. Each has one type in all partitions.
         store: A `FragmentStore` or the URL of a store's root. Default: ``$VANE_DAGSTER_STORE``,
             else a folder of this user.
         allow_missing_partitions: Whether to skip partitions that were never materialized.
@@ -51,7 +51,7 @@ def load(
 
     Raises:
         StoreError: If the stage was never materialized, lacks a column, has one with the name of
-            `partition_column`, or `as_` is not supported.
+            `partition_column`, partitions differ in a column, or `as_` is not supported.
     """
     form = form_of(as_)
     if form is None:
@@ -62,9 +62,9 @@ def load(
         asset_path(stage, "vd.load"),
         partitions,
         allow_missing_partitions,
+        columns,
     )
-    rows = rows.select(columns).with_partition(partition_column)
-    return loaded(connected(rows, form), form)
+    return loaded(connected(rows.with_partition(partition_column), form), form)
 
 
 @known_keywords("vd.quarantine")

@@ -112,25 +112,31 @@ def read(
     path: Sequence[str],
     partitions: Iterable[str | None] | None,
     allow_missing: bool = False,
+    columns: Sequence[str] | None = None,
 ) -> StoredRows:
-    """Return the rows of an asset, each partition as in one manifest."""
+    """Return the rows of an asset, or some columns, each partition as in one manifest."""
     label = "/".join(path)
     wanted = None if partitions is None else list(dict.fromkeys(partitions))
     manifests = find(store, path, wanted)
     _require(store, path, wanted, manifests, allow_missing)
-    rows = rows_of(store, label, manifests or find(store, path, None))
+    rows = rows_of(store, label, manifests or find(store, path, None), columns).select(columns)
     return rows if manifests else replace(rows, files=())
 
 
-def rows_of(store: Store, label: str, manifests: Mapping[str | None, Manifest]) -> StoredRows:
-    """Return the rows of some manifests of an asset, whether in force or not."""
+def rows_of(
+    store: Store,
+    label: str,
+    manifests: Mapping[str | None, Manifest],
+    columns: Sequence[str] | None = None,
+) -> StoredRows:
+    """Return the rows of some manifests of an asset; `columns` must agree in type, or all do."""
     stored = in_threads(lambda manifest: with_rows(store, manifest), manifests.values())
     files: list[RowsFile] = []
     for key, each in zip(manifests, stored):
         folder, span = places(store, each)
         fs = folder.fs
         files += (RowsFile(fs, folder.file(name), key) for name in span)
-    schema = _common_schema(label, stored) if stored else pa.schema([])
+    schema = _common_schema(label, stored, columns) if stored else pa.schema([])
     return StoredRows(label, tuple(files), schema)
 
 
@@ -205,14 +211,17 @@ def _require(
         )
 
 
-def _common_schema(label: str, manifests: Sequence[Manifest]) -> pa.Schema:
+def _common_schema(
+    label: str, manifests: Sequence[Manifest], columns: Sequence[str] | None
+) -> pa.Schema:
     """Return the schema of all manifests, for any order of columns in each.
 
-    The first manifest with rows defines it; those without rows may have columns of nulls.
+    The first manifest with rows defines it; those without rows may have columns of nulls. Of
+    others than `columns`, if they are given, manifests may differ.
     """
     first = next((m for m in manifests if m.rows), manifests[0])
     for manifest in manifests:
-        for name in dict.fromkeys([*first.schema.names, *manifest.schema.names]):
+        for name in dict.fromkeys(columns or [*first.schema.names, *manifest.schema.names]):
             one, other = (_type(m.schema, name) for m in (first, manifest))
             if one != other and (manifest.rows or "no such column" in (one, other)):
                 raise StoreError(

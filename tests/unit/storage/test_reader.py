@@ -142,6 +142,17 @@ def test_partitions_of_different_columns_are_refused(local_store):
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
+def test_columns_that_are_not_read_may_differ(local_store, form):
+    keep(local_store, "docs", "a", table(0, 2))
+    keep(local_store, "docs", "b", pa.table({"text": [1], "id": [2]}))
+    read = vd.load("docs", columns=["id"], as_=form, store=local_store)
+    assert ids(read) == [0, 1, 2]
+    for columns in (["text"], ["id", "e"]):
+        with pytest.raises(vd.errors.StoreError, match="in partition 'a', but"):
+            vd.load("docs", columns=columns, as_=form, store=local_store)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda kind: f"{kind.__module__}.{kind.__name__}")
 def test_an_empty_partition_has_no_say_in_types(local_store, form):
     keep(local_store, "docs", "a", pa.table({"id": pa.nulls(0), "text": pa.nulls(0)}))
     keep(local_store, "docs", "b", table(0, 2).select(["id", "text"]))
