@@ -214,8 +214,9 @@ class Pipeline(declared.Pipeline):
         A run of the pipeline reports its listing too.
 
         Args:
-            asset: Further attributes of the source's asset. An ``automation_condition`` such as
-                ``AutomationCondition.on_cron`` sets when to observe.
+            asset: Further attributes of the source's asset. Observe it by a schedule, whose runs
+                have no partition and list all. An ``automation_condition`` makes a run for each
+                partition, and ``AutomationCondition.on_cron`` one for the latest time window only.
 
         Raises:
             DefinitionError: If the source is another asset, or names the asset that writes it: that
