@@ -15,8 +15,9 @@ def computation_figures(spec: StageSpec, manifest: Manifest, stats: StageStats) 
     `docs/metadata.md` defines each entry.
     """
     figures: dict[str, Any] = {"seconds": round(stats.seconds, 3), "rows_computed": stats.rows_in}
-    if stats.computed:
+    if stats.rows_in:
         figures["rows_per_second"] = round(stats.rows_per_second, 1)
+    if stats.computed:
         figures["worker_seconds"] = round(stats.work_seconds, 3)
     if manifest.row_definition and stats.computed:
         figures["rows_copied"] = stats.copied

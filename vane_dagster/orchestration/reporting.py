@@ -11,7 +11,8 @@ import dagster as dg
 from vane_dagster._secrets import masked
 from vane_dagster._texts import EqualErrors, in_partition
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.errors import names
+from vane_dagster.engine.committer import BlockedError
+from vane_dagster.errors import SourceError, StoreError, names
 from vane_dagster.events import (
     Committed,
     Event,
@@ -217,7 +218,7 @@ class RunReport:
                 metadata["expected_by"] = dg.MetadataValue.timestamp(event.expected)
         else:
             metadata["error"] = _first_line(failure_message(event, self._pipeline.name))
-            if command := self._logs(event.because or event.stage):
+            if command := self._logs(event):
                 metadata["logs"] = dg.MetadataValue.md(command)
         self._context.log_event(
             dg.AssetObservation(
@@ -227,9 +228,12 @@ class RunReport:
             )
         )
 
-    def _logs(self, stage: str) -> str:
-        """Return the command that shows what a stage's workers wrote; empty if it had none."""
+    def _logs(self, failure: Failed) -> str:
+        """Return the command that shows what the failed workers wrote; empty if none caused it."""
+        stage = failure.because or failure.stage
         if not self._pipeline[stage].spec.runs_udf or stage not in self._begun:
+            return ""
+        if isinstance(failure.error, SourceError | StoreError | BlockedError):
             return ""
         run = self._context.run.run_id[:8]
         return f"`vane-dagster logs {run} {self._pipeline.name}/{stage}{self._command_option}`"
@@ -308,9 +312,9 @@ class RunReport:
         description = "\n\n".join(errors[:_SHOWN])
         if (more := len(errors) - _SHOWN) > 0:
             description += f"\n\nThe log has {more} more"
-        stages = dict.fromkeys(each.stage for each in self._failed if each.because is None)
-        if commands := list(filter(None, map(self._logs, stages))):
-            description += f"\n\nWhat the workers wrote: {', '.join(commands)}"
+        commands = dict.fromkeys(self._logs(each) for each in self._failed if each.because is None)
+        if shown := list(filter(None, commands)):
+            description += f"\n\nWhat the workers wrote: {', '.join(shown)}"
         if len(self._partitions) > 1:
             of = f"{len(keys)} of {len(self._partitions)} partitions failed ({names(keys)})"
             description = f"{of}. Finished parts are kept.\n\n{description}"

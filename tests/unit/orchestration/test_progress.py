@@ -13,6 +13,7 @@ import pytest
 import vane_dagster as vd
 from support.counted_runs import Clock
 from vane_dagster._texts import duration, rate
+from vane_dagster.engine.committer import BlockedError
 from vane_dagster.events import (
     Committed,
     Connected,
@@ -268,6 +269,23 @@ def test_the_failure_has_the_first_five_errors_in_full_and_the_log_the_others(tm
     assert raised.value.description.count("frames") == 5
     logs = "What the workers wrote: `vane-dagster logs 3f9c21aa docs/a --address head:1`"
     assert raised.value.description.endswith(f"The log has 2 more\n\n{logs}")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        vd.errors.SourceError("no file for partition 'b'"),
+        vd.errors.StoreError("permission is denied"),
+        BlockedError("a", SimpleNamespace(name="rows", description="too few"), None),
+    ],
+)
+def test_an_error_that_no_worker_causes_names_no_log_of_workers(tmp_path, error):
+    report = reporting([], tmp_path)
+    report.listen(WaveStarted(1, 1, ("a",), ("Model",)))
+    report.listen(Failed("a", None, error))
+    with pytest.raises(dg.Failure, match=str(error)[:20]) as raised:
+        list(report.results())
+    assert "vane-dagster logs" not in raised.value.description
 
 
 @pytest.mark.parametrize(
