@@ -139,8 +139,9 @@ class CsvSource(IngestedSource):
             return names, delimiter, begin if len(names) == 1 else start
         if not fields or lines.tell() >= _HEADER_BYTES:
             raise stream.refused(
-                f"it has no header, or none that can be parsed and ends in {_HEADER_BYTES >> 20} "
-                "MiB. Check the quotes and the newlines, or declare header=False"
+                "it is empty, or it has no header that can be parsed and ends in "
+                f"{_HEADER_BYTES >> 20} MiB. Check the quotes and the newlines, or declare "
+                "header=False"
             )
         names = [field.encode("latin-1").decode().strip() for field in fields]
         lower = [name.lower() for name in names]

@@ -289,8 +289,8 @@ LONG = b"a,b\n" + b"1,xyz\n" * 100
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (b"", "it has no header"),
-        (b'"a,b\n1,2\n', "it has no header, or none that can be parsed"),
+        (b"", "it is empty"),
+        (b'"a,b\n1,2\n', "it has no header that can be parsed"),
         (b"a,a\n1,2\n", "has the column 'a' twice"),
         (b"a,b\n1,2\n3\n", ": row 1, counted from 0, has 1 fields, expected 2"),
         (b'a,b\n1,"x\ny"\n3,4,5\n', ": row 1, counted from 0, has 3 fields, expected 2"),
