@@ -222,11 +222,10 @@ def _validated(check: Check, outcome: Any) -> CheckOutcome:
     if outcome.severity not in (None, "ERROR", "WARN"):
         raise TypeError(f'severity is {outcome.severity!r}; expected "ERROR" or "WARN"')
     metadata = _plain(outcome.metadata)
-    text = outcome.description or check.description
-    if text == check.name:  # it has no docstring
-        text = ", ".join(
-            f"{n}: {v}" for n, v in metadata.items() if not isinstance(v, (list, dict))
-        )
+    shown = (f"{n}: {v}" for n, v in metadata.items() if not isinstance(v, (list, dict)))
+    figures, required = ", ".join(shown), check.description
+    required = "" if required == check.name else required  # it has no docstring
+    text = outcome.description or (required if outcome.passed else figures) or required or figures
     return CheckOutcome(bool(outcome.passed), masked(str(text)), metadata, outcome.severity)
 
 

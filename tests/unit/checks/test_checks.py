@@ -680,7 +680,10 @@ class LongTexts(vd.checks.Check):
     column: str
 
     def evaluate(self, context: vd.checks.CheckContext) -> vd.checks.CheckOutcome:
-        return vd.checks.CheckOutcome(True)
+        longest = max(
+            len(text) for batch in context.batches([self.column]) for text in batch[0].to_pylist()
+        )
+        return vd.checks.CheckOutcome(longest < 9, metadata={"longest": longest})
 
 
 @dataclass(frozen=True)
@@ -725,6 +728,8 @@ def test_the_example_of_the_documentation_works():
 def test_a_result_without_a_description_has_the_requirement_or_the_metadata():
     (found,) = evaluate([LongTexts("text")], stored(text=["a"]))
     assert found.description == "Few texts are long. More follows"
+    (found,) = evaluate([LongTexts("text")], stored(text=["a" * 99]))
+    assert (found.passed, found.description) == (False, "longest: 99")
     metadata = {"long": np.int64(3), "rows": [{"id": 1}], "share": 0.5}
     assert result(vd.checks.CheckOutcome(False, metadata=metadata)).description == (
         "long: 3, share: 0.5"
