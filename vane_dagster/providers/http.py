@@ -26,6 +26,8 @@ _MAX_SHOWN = 300
 _TYPICAL_TOKENS = 500.0
 _REFUSED = frozenset({401, 402, 404})
 """Statuses by which an endpoint refuses all requests: the key, the account or the model."""
+_NO_CREDIT = "insufficient_quota"
+"""OpenAI's code of an account without credit, whose status is that of a rate limit: 429."""
 _DEFINED = ("$defs", "definitions")
 """The keys of the parts of a JSON schema to which references lead."""
 _OF_CLIENT = {
@@ -224,7 +226,7 @@ class HttpProvider:
         except ValueError as error:  # a response that is not JSON
             raise self._malformed(getattr(error, "doc", error)) from error
         except self._api.APIStatusError as error:
-            if is_refusal(error.status_code):
+            if is_refusal(error.status_code) or getattr(error, "code", None) == _NO_CREDIT:
                 raise EndpointRefused(self._refusal(error)) from error
             raise
 

@@ -15,7 +15,7 @@ import pytest
 
 import vane_dagster as vd
 from vane_dagster.providers.anthropic import AnthropicProvider
-from vane_dagster.providers.base import Answer, Request, SamplingRefused
+from vane_dagster.providers.base import Answer, EndpointRefused, Request, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.http import HttpProvider, MalformedResponse, in_object
 from vane_dagster.providers.openai import OpenAIProvider
@@ -90,6 +90,27 @@ def text(value: Any) -> dict[str, Any]:
 def test_responses_in_another_form_are_malformed(api, response):
     with pytest.raises(MalformedResponse, match=r"is not of (openai|anthropic)'s API"):
         submit(api, response, "q")
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "expected"),
+    [
+        (401, "invalid_api_key", EndpointRefused),
+        (429, "insufficient_quota", EndpointRefused),
+        (429, "rate_limit_exceeded", RuntimeError),
+        (400, None, RuntimeError),
+    ],
+)
+def test_an_account_without_credit_fails_the_stage_and_a_rate_limit_the_request(
+    status, code, expected
+):
+    error = RuntimeError(f"Error code: {status}")
+    error.status_code, error.code = status, code
+    error.request = SimpleNamespace(url="https://api.example.com/v1/chat/completions")
+    made, client = provider("chat", None, api_key_env="KEY")
+    client.post = mock.AsyncMock(side_effect=error)
+    with pytest.raises(expected, match=f"Error code: {status}"):
+        asyncio.run(made.submit(Request([{"role": "user", "content": "q"}])))
 
 
 VECTORS = [{"index": index, "embedding": [1.0]} for index in range(3)]
