@@ -171,20 +171,20 @@ class ModelStageSpec(MapBatchesSpec):
         Built-in providers count by frozen names and a number. A new version of this package
         therefore recomputes nothing unless its answers change.
         """
-        return self._code(pipeline, self.model_task.functions)
+        return self._code(pipeline, (*self.model_task.classes, *self.model_task.functions))
 
     def worker_code(self, pipeline: Pipeline) -> str:
         """Digest of the provider, and of code that a worker never sees a later edit of.
 
-        A worker that has imported a module keeps it, so the user's classes count, and those
-        functions that do not travel with each call.
+        A worker that has imported a module keeps it, so the user's code counts that does not travel
+        with each call.
         """
         return self._code(pipeline, self.model_task.preloaded).digest
 
-    def _code(self, pipeline: Pipeline, functions: Iterable[Callable[..., Any]]) -> CodeIdentity:
-        """Return the identity of the provider, and of the user's classes and some functions."""
+    def _code(self, pipeline: Pipeline, users: Iterable[Callable[..., Any]]) -> CodeIdentity:
+        """Return the identity of the provider, and of some of the user's classes and functions."""
         name = built_in_name(self.provider)
-        own = [*(() if name else (self.provider,)), *self.model_task.classes, *functions]
+        own = [*(() if name else (self.provider,)), *users]
         try:
             identities = [code_identity(each, files=local_files(pipeline, self)) for each in own]
         except CodeIdentityError as error:

@@ -1,4 +1,4 @@
-"""The user's function that makes the prompts of a stage."""
+"""The user's code of a prompt: the function that makes it, and the model of its answers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.portable import portable_payload
 from vane_dagster.pipeline.udf import is_async_function
+from vane_dagster.providers.format import Format
 from vane_dagster.providers.prompt_function import PromptFunction, unpacked
 from vane_dagster.types.callables import check_call, is_function, unwrapped
 
@@ -28,13 +29,45 @@ class DeclaredFunction(PromptFunction):
 
     @functools.cached_property
     def _payload(self) -> bytes | None:
-        modules = code_identity(self.call, files=LocalFiles(read=False)).modules
-        return portable_payload(modules, self.call)
+        return _by_value(self.call)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self._payload is None:
             return PromptFunction, (self.call,)
-        return unpacked, (self._payload,)
+        return PromptFunction, (_Packed(self._payload),)
+
+
+@dataclass(frozen=True)
+class DeclaredFormat(Format):
+    """A format as a pipeline declares it. Workers get its model by value if it is portable."""
+
+    @property
+    def is_preloaded(self) -> bool:
+        """False without a model, and if it travels by value."""
+        return self.model is not None and self._payload is None
+
+    @functools.cached_property
+    def _payload(self) -> bytes | None:
+        return None if self.model is None else _by_value(self.model)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        model = self.model if self._payload is None else _Packed(self._payload)
+        return Format, (self.type, self.schema, self.choices, model)
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """Code pickled by value, which unpickles as the code."""
+
+    payload: bytes
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return unpacked, (self.payload,)
+
+
+def _by_value(code: Callable[..., Any]) -> bytes | None:
+    modules = code_identity(code, files=LocalFiles(read=False)).modules
+    return portable_payload(modules, code)
 
 
 def prompt_function(where: str, function: Callable[..., Any]) -> PromptFunction:

@@ -106,7 +106,7 @@ class PromptRows(ModelStageRows):
         Raises:
             DefinitionError: If an argument is invalid.
         """
-        from vane_dagster.pipeline.prompt_functions import prompt_function
+        from vane_dagster.pipeline.prompt_functions import DeclaredFormat, prompt_function
         from vane_dagster.providers.format import parse_format
         from vane_dagster.providers.prompting import PromptTask
         from vane_dagster.providers.template import Template, parse_system, parse_template
@@ -126,7 +126,7 @@ class PromptRows(ModelStageRows):
             else parse_template(location, messages, system),
             column_named(location, name, output_column),
             mapping(location, "sampling_params", sampling_params),
-            parse_format(location, return_format),
+            DeclaredFormat(**vars(parse_format(location, return_format))),
             parsed.failures.explain_errors,
             None if function is None else prompt_function(location, function),
             () if function is None else list_of_names(location, "columns", columns),

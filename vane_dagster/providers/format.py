@@ -70,6 +70,11 @@ class Format:
     choices: tuple[str, ...] = ()
     model: Any = None
 
+    @property
+    def is_preloaded(self) -> bool:
+        """Whether it has a model that only a worker with its modules has; see `PromptTask`."""
+        return self.model is not None
+
     def value(self, answer: Answer) -> Any:
         """Return the answer as a value of `type`."""
         try:

@@ -54,8 +54,8 @@ class PromptFunction:
 
 
 @functools.lru_cache(maxsize=64)
-def unpacked(payload: bytes) -> PromptFunction:
-    """Load a function that was pickled by value, once a worker, so that its caches last."""
+def unpacked(payload: bytes) -> Any:
+    """Load code that was pickled by value, once a worker, so that its caches last."""
     import cloudpickle
 
-    return PromptFunction(cloudpickle.loads(payload))
+    return cloudpickle.loads(payload)

@@ -171,11 +171,12 @@ class PromptTask:
 
     @property
     def preloaded(self) -> tuple[Callable[..., Any], ...]:
-        """Those of `functions` that run only in a worker that was started with their modules.
+        """The classes and functions that run only in a worker that was started with their modules.
 
         The others travel with each call, so a worker runs each edit of them.
         """
-        return self.functions if self.function and self.function.is_preloaded else ()
+        classes = self.classes if self.format.is_preloaded else ()
+        return (*classes, *(self.functions if self.function and self.function.is_preloaded else ()))
 
     def describe(self, model: str) -> str:
         """Describe the request to a model, for users."""

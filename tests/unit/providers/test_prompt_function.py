@@ -7,10 +7,13 @@ import re
 from typing import Any
 
 import pytest
+from pydantic import BaseModel, Field, field_validator
 
 import vane_dagster as vd
 from support.prompts import Reversed, docs
 from vane_dagster.planning.definition import pool_identity, stage_definition
+from vane_dagster.providers.base import Answer
+from vane_dagster.providers.format import InvalidAnswer
 from vane_dagster.providers.prompt_function import PromptFunction
 
 
@@ -106,10 +109,38 @@ def test_a_function_that_travels_by_value_is_loaded_once_in_a_worker(tmp_path):
     function = declared(tmp_path, asks).spec.model_task.function
     assert not function.is_preloaded
     one, other = (pickle.loads(pickle.dumps(function)) for _ in range(2))
-    assert one is other
+    assert one.call is other.call
     assert one.prompt({"text": "x"}) == ("What is x?", {})
     alone = declared(tmp_path, imports_its_module)
     assert alone.spec.model_task.function.is_preloaded
     plain = declared(tmp_path, asks)
     pools = [pool_identity(stage.pipeline, stage.spec) for stage in (alone, plain)]
     assert pools[0] != pools[1]
+
+
+class Mood(BaseModel):
+    mood: str = Field(min_length=2)
+
+
+class ImportsWhenItValidates(BaseModel):
+    mood: str
+
+    @field_validator("mood")
+    @classmethod
+    def known(cls, mood: str) -> str:
+        from support.prompts import TEXTS
+
+        return TEXTS[0]
+
+
+def test_a_pydantic_model_shares_the_workers_of_other_formats_if_it_travels_by_value(tmp_path):
+    formats = [None, ["good", "bad"], Mood, ImportsWhenItValidates]
+    stages = [declared(tmp_path, "{text}", return_format=each) for each in formats]
+    pools = [pool_identity(stage.pipeline, stage.spec) for stage in stages]
+    assert pools[0] == pools[1] == pools[2] != pools[3]
+    assert len({stage_definition(stage.pipeline, stage.spec) for stage in stages}) == 4
+    one, other = (pickle.loads(pickle.dumps(stages[2].spec.model_task.format)) for _ in range(2))
+    assert one.model is other.model
+    assert one.value(Answer('{"mood": "fine"}')) == {"mood": "fine"}
+    with pytest.raises(InvalidAnswer, match="at least 2 characters"):
+        one.value(Answer('{"mood": "x"}'))
