@@ -40,12 +40,6 @@ _NOT_SENT = (
     "package. Pass the file's path as an argument, as vd.local_file(path), or its content"
 )
 
-_NOT_SENT = (
-    "Only Python modules travel to the workers, not the files beside them. Pass its path as "
-    "vd.local_file, or read it in a module that defines no function or class of a stage, which "
-    "workers do not import"
-)
-
 
 class Raised(Exception):
     """A replacement for an exception that is not safe to handle. Subclasses have its names."""

@@ -119,15 +119,6 @@ def test_a_common_mistake_is_reported_with_what_to_write(call, text):
     assert user_traceback(error).endswith(f"{type(error).__name__}: {error}\n")
 
 
-def test_a_file_beside_a_module_that_was_sent_to_a_worker(tmp_path, monkeypatch):
-    monkeypatch.setattr("vane_dagster._user_errors.is_worker", lambda: True)
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
-    error = FileNotFoundError(2, "No such file", str(tmp_path / "prompts" / "a.txt"))
-    assert "Only Python modules travel to the workers" in str(hinted(error))
-    elsewhere = FileNotFoundError(2, "No such file", f"{tmp_path}2/a.txt")
-    assert hinted(elsewhere) is elsewhere
-
-
 @pytest.mark.parametrize(
     "error",
     [
