@@ -76,6 +76,29 @@ plugin(
     changes=False,
 )
 plugin(
+    "a builtin calls a function",
+    "from registry import REGISTRY\n"
+    "def clean(b):\n    return REGISTRY.setdefault('clean', abs) and 1\n"
+    "found = sorted([0], key=clean)\n",
+)
+plugin(
+    "a parser calls a method of a class",
+    "import json\nfrom registry import REGISTRY\nclass Decoder(json.JSONDecoder):\n"
+    "    def decode(self, text):\n        REGISTRY['clean'] = lambda b: b + 1\n"
+    "found = json.loads('0', cls=Decoder)\n",
+)
+plugin(
+    "a parser calls a function of a dict",
+    "import json\nfrom registry import REGISTRY\n"
+    "def keep(pairs):\n    REGISTRY['clean'] = lambda b: b + 1\nHOOKS = {'hook': keep}\n"
+    "found = json.loads('{}', object_hook=HOOKS['hook'])\n",
+)
+plugin(
+    "a parser gets a value that is used",
+    "import json\nfrom registry import REGISTRY\nfound = json.dumps([*REGISTRY, 1])\n",
+    changes=False,
+)
+plugin(
     "registered under a condition",
     "import os, registry\nif os.name == 'posix1':\n"
     "    registry.REGISTRY['clean'] = lambda b: b\nelse:\n"

@@ -38,19 +38,23 @@ _PURE = _INERT | {
     "torch.device", "torch.inference_mode", "torch.no_grad", "triton.jit",
 }  # fmt: skip
 """Libraries and functions that the user's code may use when an import runs it."""
-_VALUES = _PURE | {
-    "__future__", "abc", "argparse", "attr", "attrs", "collections", "contextlib", "copy",
-    "datetime", "enum", "fractions", "hashlib", "json", "math", "pydantic", "re", "string",
-    "textwrap", "threading", "time", "torch.cuda.device_count", "torch.cuda.is_available", "types",
-    "uuid", "zoneinfo",
+_PARSERS = frozenset({
+    "datetime", "hashlib", "json", "math", "max", "min", "re", "sorted", "string", "textwrap",
+    "time", "tomllib", "uuid", "yaml.safe_load", "zoneinfo",
+})  # fmt: skip
+"""Libraries and functions that return new values, and change nothing unless they are given code."""
+_VALUES = _PURE | _PARSERS | {
+    "__future__", "abc", "argparse", "attr", "attrs", "collections", "contextlib", "copy", "enum",
+    "fractions", "pydantic", "threading", "torch.cuda.device_count", "torch.cuda.is_available",
+    "types",
 }  # fmt: skip
 """Libraries whose results are all that a call or decorator leaves behind."""
 _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
 """The same, except for their decorators, which register."""
 _QUIET = frozenset({
     "abs", "all", "any", "bool", "classmethod", "dict", "enumerate", "float", "frozenset",
-    "hasattr", "int", "isinstance", "len", "list", "max", "min", "print", "property", "range",
-    "repr", "reversed", "round", "set", "sorted", "staticmethod", "str", "sum", "tuple", "zip",
+    "hasattr", "int", "isinstance", "len", "list", "print", "property", "range", "repr",
+    "reversed", "round", "set", "staticmethod", "str", "sum", "tuple", "zip",
     "functools.partial", "os.environ.get", "os.getenv", "os.makedirs", "os.mkdir",
     "os.path.abspath", "os.path.basename", "os.path.dirname", "os.path.exists",
     "os.path.expanduser", "os.path.join", "shutil.rmtree",
@@ -58,11 +62,6 @@ _QUIET = frozenset({
       and issubclass(each, BaseException)),
 })  # fmt: skip
 """Functions that neither call nor change their arguments. Creating a folder changes no code."""
-_PARSERS = frozenset({
-    "datetime", "hashlib", "json", "math", "re", "string", "textwrap", "time", "tomllib", "uuid",
-    "yaml.safe_load", "zoneinfo",
-})  # fmt: skip
-"""Libraries whose functions return new values."""
 _TEXTS = (ast.Constant, ast.JoinedStr)
 """Values that nothing can change."""
 _DISPLAYS = (*_TEXTS, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
@@ -256,21 +255,11 @@ class Effects:
     def _is_inert(self, module: Module, act: Act) -> bool:
         """Return whether an act changes and calls nothing that a stage may use."""
         root = ast_digest.root(act.target)
-        if act.kind == "base" or not isinstance(root, ast.Name):
-            return isinstance(root, _TEXTS)  # a method of a text
         made = act.node if isinstance(act.node, ast.Call) else act.target
-        if self._is_declared(module, made):
+        if act.kind != "base" and isinstance(root, ast.Name) and self._is_declared(module, made):
             is_direct = any(isinstance(path, Imported) for path in paths(root))
             return is_direct or not self._is_used((module.name, root.id))
-        called = paths(act.target)
-        is_quiet = bool(called) and called <= _QUIET
-        source = self._finder.source(str(module.path))
-        if root.id not in source.bound:
-            return is_quiet and not source.stars
-        if is_quiet and all(isinstance(path, Imported) for path in called):
-            return act.kind in ("call", "bare call")
-        is_construction = isinstance(act.target, ast.Name) and act.kind == "call"
-        return is_construction and any(is_lazy(unit.nodes[-1]) for unit in source.binding(root.id))
+        return self._makes_new(module, act)
 
     def _is_declared(self, module: Module, value: ast.AST | None) -> bool:
         """Return whether a value is made by libraries whose declarations change nothing."""
@@ -386,21 +375,21 @@ class Effects:
 
         def is_inert(act: Act) -> bool:
             root = ast_digest.root(act.target)
+            if getattr(root, "id", "") not in made and self._makes_new(module, act, inner):
+                return True
             if act.kind in ("base", "decorator") or not isinstance(root, ast.Name):
-                return isinstance(root, _TEXTS)
-            hands_code = self._hands_code(module, act.node, inner)
-            if root.id not in made:
-                if not hands_code and self._makes_new(module, act, root):
-                    return True
-                if (
-                    isinstance(act.node, ast.Call)
-                    and self._called(module, act.node, is_declared)[0]
-                ):
-                    return True
+                return False
+            if (
+                isinstance(act.node, ast.Call)
+                and root.id not in made
+                and self._called(module, act.node, is_declared)[0]
+            ):
+                return True
             # A method of a list, for example, or an item of a dict.
             kind = ast.Subscript if act.kind == "store" else ast.Attribute
             displays = made.get(root.id, ()) if getattr(act.target, "value", None) is root else ()
             is_own = bool(displays) and all(isinstance(each, _DISPLAYS) for each in displays)
+            hands_code = self._hands_code(module, act.node, inner)
             if is_own and isinstance(act.target, kind) and not hands_code:
                 return id(act.node) not in augmented
             return is_declared(act.node if isinstance(act.node, ast.Call) else root)
@@ -413,27 +402,42 @@ class Effects:
         return True, all(isinstance(v, ast.Constant) or is_declared(v) for v in returned)
 
     def _hands_code(self, module: Module, node: ast.AST, inner: Set[str]) -> bool:
-        """Return whether a call gets a function of the user's, which it may call."""
+        """Return whether a call gets what may be a function of the user's, which it may call."""
         if not isinstance(node, ast.Call):
             return False
         given = [*node.args, *(each.value for each in node.keywords)]
-        own = [made for each in given for made in self._own(module, each)[1]]
-        is_inner = any(getattr(each, "id", "") in inner for each in given)
-        return is_inner or any(isinstance(e, (ast.FunctionDef, ast.Lambda)) for e in (*own, *given))
+        nodes = [part for each in given for part in ast.walk(each)]
+        called = {id(part.func) for part in nodes if isinstance(part, ast.Call)}
+        named = [part for part in nodes if id(part) not in called]
+        bound = [each for part in named for each in self._own(module, part)[1]]
+        values = [getattr(each, "value", each) for each in bound]
+        held = [part for each in values if each for part in ast.walk(each)]
+        return (
+            any(isinstance(part, ast.Lambda) for part in nodes)
+            or any(getattr(part, "id", "") in inner for part in named)
+            or any(isinstance(part, (*Definition, ast.Lambda, ast.Name)) for part in held)
+        )
 
-    def _makes_new(self, module: Module, act: Act, root: ast.Name) -> bool:
-        """Return whether an act calls what changes nothing and returns new values."""
-        if not isinstance(act.node, ast.Call):
-            return False
+    def _makes_new(self, module: Module, act: Act, inner: Set[str] = frozenset()) -> bool:
+        """Return whether an act leaves nothing behind but its value.
+
+        The rule: it calls a quiet function; or it hands no code of the user's to a library that
+        returns new values, to a method of a text or logger, or to a class that runs no code when an
+        instance is made.
+        """
+        root = ast_digest.root(act.target)
+        if act.kind == "base" or not isinstance(root, ast.Name):
+            return isinstance(root, _TEXTS)
         source = self._finder.source(str(module.path))
         called, begun = paths(act.target), paths(root)
         is_imported = all(isinstance(path, Imported) for path in begun)
-        if is_imported and act.kind == "call":
-            whole = called if called and all(isinstance(p, Imported) for p in called) else begun
-            if all(_is_among(path, _PARSERS) for path in whole):
-                return True
-        is_builtin = not (root.id in source.bound or source.stars)
-        if (is_imported or is_builtin) and called and called <= _QUIET:
+        is_library = is_imported or not (root.id in source.bound or source.stars)
+        if called and called <= _QUIET and is_library:
+            return act.kind != "decorator" or not is_imported
+        if act.kind not in ("call", "bare call") or self._hands_code(module, act.node, inner):
+            return False
+        whole = called if called and all(isinstance(p, Imported) for p in called) else begun
+        if is_library and act.kind == "call" and all(_is_among(p, _PARSERS) for p in whole):
             return True
         values = [getattr(unit.nodes[-1], "value", None) for unit in source.binding(root.id)]
         if values and all(isinstance(v, _TEXTS) or _is_logger(v) for v in values):
