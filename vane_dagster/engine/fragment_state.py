@@ -177,7 +177,7 @@ def make_task_states(pipeline: Pipeline, specs: Sequence[StageSpec]) -> dict[str
 
 def input_id(pipeline: Pipeline, stage: str) -> str:
     """Return the column of a stage's output that has the ids of its input rows."""
-    return pipeline._keys_of(stage)[1 if pipeline[stage].spec.makes_rows else 0].column
+    return pipeline._key_columns(stage)[1 if pipeline[stage].spec.makes_rows else 0]
 
 
 def bytes_read(

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from vane_dagster._lazy import pc
 from vane_dagster.checks.context import RecomputedRows, RowOutcomes
+from vane_dagster.engine.fragment_state import input_id
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.sources.planned_read import read_planned
@@ -26,8 +27,7 @@ def read_sample(
 ) -> list[RecomputedRows]:
     """Read a sample's rows as stored and as recomputed now."""
     (stage,) = plan.selected
-    pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
-    given = pipeline._keys_of(stage)[1 if spec.makes_rows else 0].column
+    given = input_id(plan.pipeline, stage)
     folder = store.parts_of(manifest)
     samples = []
     for index, (before, now) in enumerate(zip(manifest.parts, made)):
@@ -68,7 +68,7 @@ def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Sto
     (stage,) = plan.selected
     pipeline, spec = plan.pipeline, plan.pipeline[stage].spec
     base, fragment = spec.base_node(pipeline), partition.fragments[index]
-    id = pipeline._keys_of(base)[0].column
+    id = pipeline._key_columns(base)[0]
     if base == SOURCE:
         schema = pa.schema([partition.schemas[base].field(id)])
         files = tuple(partition.listed[span.url] for span in fragment.spans)

@@ -336,7 +336,7 @@ class RunState:
             committed_at=0.0,
             info={"children": spec.makes_rows},
             kind=spec.kind,
-            keys=tuple(key.column for key in self.pipeline._keys_of(stage)),
+            keys=self.pipeline._key_columns(stage),
             reads=spec.upstream,
             model=({"name": spec.udf.name, "pool": self.plan.pool(spec)} if spec.runs_udf else {}),
             lineage=spec.column_lineage(self.pipeline, partition.schemas),

@@ -425,7 +425,7 @@ class WorkBuilder:
 
     def _columns(self, task: Task, upstream: str) -> tuple[str, ...] | None:
         """The columns of an upstream stage that a stage needs; None for all."""
-        ids = [key.column for key in self._pipeline._keys_of(upstream)]
+        ids = self._pipeline._key_columns(upstream)
         return task.spec.columns_read(upstream, self._partition(task).schemas[upstream], ids)
 
 
@@ -437,7 +437,7 @@ def operation(spec: StageSpec, pipeline: Pipeline) -> Op:
         return Join(spec.how, spec.shape(pipeline), spec.upstream, spec.columns)
     if not spec.runs_udf:
         return Gather()
-    ids, failures = tuple(key.column for key in pipeline._keys_of(spec.upstream[0])), spec.failures
+    ids, failures = pipeline._key_columns(spec.upstream[0]), spec.failures
     return CallUdf(
         cloudpickle.dumps(dict(spec.udf.kwargs)),
         spec.columns_given(pipeline),

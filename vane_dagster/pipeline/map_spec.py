@@ -199,7 +199,7 @@ class MapBatchesSpec(StageKind):
 
     def _obstacle_to_row_reuse(self, pipeline: Pipeline) -> str | None:
         """Return why rows cannot be reused one by one, and the fix; None if they can."""
-        id = pipeline._keys_of(self.upstream[0])[0].column
+        id = pipeline._key_columns(self.upstream[0])[0]
         if not self.columns:
             return "a row is found by the columns that the code reads; name them in columns="
         has_files = pipeline.source.names_files
@@ -278,7 +278,7 @@ class MapBatchesSpec(StageKind):
         """
         if self.columns is None:
             return None
-        id = pipeline._keys_of(self.upstream[0])[0].column
+        id = pipeline._key_columns(self.upstream[0])[0]
         always = () if self.reuse.mode == "rows" else (id,)
         return tuple(dict.fromkeys((*always, *self.columns)))
 
@@ -290,7 +290,7 @@ class MapBatchesSpec(StageKind):
         if self.reuse.mode != "rows" or self.columns is None:
             return ()
         listed = dict.fromkeys(self.columns)
-        own = [pipeline._keys_of(self.upstream[0])[0].column] if self.reuse.per_row else []
+        own = [pipeline._key_columns(self.upstream[0])[0]] if self.reuse.per_row else []
         return (*own, *(sorted(listed) if self._reads_by_name else listed))
 
     def computation(self, pipeline: Pipeline, components: Iterable[Component]) -> Sequence[object]:
@@ -339,8 +339,8 @@ class MapBatchesSpec(StageKind):
             by_row = isinstance(self.contract, RowCall) and self.contract.inputs is not None
             owner, fix = f"{location}: {upstream!r}", _NAME_INPUTS if by_row else ""
             require_columns(owner, needed, first.fields, fix=fix)
-        ids = [key.column for key in pipeline._keys_of(upstream)]
-        own = [key.column for key in pipeline._keys_of(self.name)]
+        ids = pipeline._key_columns(upstream)
+        own = pipeline._key_columns(self.name)
         fields: dict[str, pa.Field | None] = {}
         reads: dict[str, list[Column]] = {}
         if self.children is not None:
@@ -414,7 +414,7 @@ class MapBatchesSpec(StageKind):
     ) -> pa.Schema:
         """Return the schema to pin: the columns returned, without those that pass through."""
         location = pipeline._location(self.name)
-        ids = [key.column for key in pipeline._keys_of(self.name)]
+        ids = pipeline._key_columns(self.name)
         passed = {*(ids[1:] if self.makes_rows else ids)}
         passed |= {*(given.names if self.include is True else self.include)}
         made = [field for field in inferred if field.name not in passed]
@@ -453,7 +453,7 @@ class MapBatchesSpec(StageKind):
 
     def made_columns(self, pipeline: Pipeline) -> tuple[str, ...]:
         """All declared columns except ids; they are what a copy of a row copies."""
-        ids = {key.column for key in pipeline._keys_of(self.name)}
+        ids = {*pipeline._key_columns(self.name)}
         return tuple(name for name in self.schema.names if name not in ids)
 
     def made_schema(self, pipeline: Pipeline) -> pa.Schema | None:

@@ -379,7 +379,7 @@ class MapRows:
         result: RowResult = "values" if isinstance(cardinality, Children) else "value"
         result = "bool" if cardinality == "filter" else result
         declared, output = _result_schema(location, name, udf, call, result, schema, output_column)
-        if output in {key.column for key in self.pipeline._keys_of(self._node)}:
+        if output in self.pipeline._key_columns(self._node):
             raise DefinitionError(
                 f"{location}: the result would have the column {output!r}, which is an id; give "
                 "output_column another name"

@@ -335,7 +335,7 @@ class ModelStageRows:
 
     def _check_columns(self, location: str, model_task: ModelTask, options: StageOptions) -> None:
         """Raise DefinitionError for columns that are known to be missing or duplicate."""
-        ids = [key.column for key in self.pipeline._keys_of(self._node)]
+        ids = self.pipeline._key_columns(self._node)
         named = () if options.include is True else options.include
         made = model_task.schema.names
         if twice := sorted({*named, *ids} & set(made)):

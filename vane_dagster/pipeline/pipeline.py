@@ -62,7 +62,7 @@ class Stage(Rows):
     @property
     def id(self) -> str:
         """The column that identifies the stage's rows."""
-        return self.pipeline._keys_of(self.name)[0].column
+        return self.pipeline._key_columns(self.name)[0]
 
     @property
     def key(self) -> dg.AssetKey:
@@ -252,6 +252,10 @@ class Pipeline(Rows):
     def _keys_of(self, node: str) -> Keys:
         """Return the columns that identify the rows of a stage or the source, the id first."""
         return self._keys[node]
+
+    def _key_columns(self, node: str) -> tuple[str, ...]:
+        """Return the names of these columns."""
+        return tuple(key.column for key in self._keys[node])
 
     def _tables(self) -> dict[str, Table]:
         """Return the columns of each node, as far as they are known without the source."""
@@ -521,7 +525,7 @@ def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[C
                 f"yet; the pipeline has {names(pipeline._stages)}. Declare it first"
             )
     if spec.runs_udf and not spec.is_inferred and not spec.include:  # else at the plan
-        ids = [key.column for key in pipeline._keys_of(spec.name)]
+        ids = pipeline._key_columns(spec.name)
         carried = [pa.field(id, pa.null()) for id in ids if id not in spec.schema.names]
         for check in checks:
             check.fit(pa.schema([*carried, *spec.schema]), location)

@@ -130,7 +130,7 @@ class PromptRows(ModelStageRows):
             parsed.failures.explain_errors,
             None if function is None else prompt_function(location, function),
             () if function is None else list_of_names(location, "columns", columns),
-            self.pipeline._keys_of(self._node)[0].column,
+            self.pipeline._key_columns(self._node)[0],
             read_listed,
             None,
             *_adapters(location, model, bool(parsed.asset.deps)),

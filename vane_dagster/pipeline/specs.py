@@ -79,7 +79,7 @@ class ProjectSpec(StageKind):
             except SchemaError as error:
                 note = pipeline.source._types_note if upstream == SOURCE else ""
                 raise SchemaError(f"{error}{note}") from None
-            check_id(location, pipeline._keys_of(self.name)[0].column, schema)
+            check_id(location, pipeline._key_columns(self.name)[0], schema)
             fields = dict(zip(schema.names, schema))
         else:
             fields = {name: None for name, _ in pairs}
@@ -205,7 +205,7 @@ class JoinSpec(StageKind):
         location, shape = pipeline._location(self.name), self.shape(pipeline)
         base = inputs[shape.base].fields
         sides = {side.node: side for side in shape.sides}
-        ids = [key.column for key in pipeline._keys_of(shape.base)]
+        ids = pipeline._key_columns(shape.base)
         fields = {id: base.get(id) for id in ids}
         reads = {id: [(shape.base, id)] for id in ids}
         for node, table in inputs.items():
@@ -229,7 +229,7 @@ class JoinSpec(StageKind):
                 taken[name] = None if given is None else given.with_name(name)
             read = {name: [(node, column)] for name, column in chosen}
             if side is not None and side.label is not None:
-                keys = [key.column for key in pipeline._keys_of(node)]
+                keys = pipeline._key_columns(node)
                 own = {key: table.fields.get(key) for key in keys if key not in side.known}
                 element = Table(own | taken | own).schema
                 kind = None
@@ -355,8 +355,8 @@ def provenance_stage(pipeline: Pipeline, node: str, given: bool | str, location:
             stages += [stage] if stage not in stages else []
         elif spec is not None:
             nearest += spec.upstream
-    keys = {key.column for key in pipeline._keys_of(node)}
-    ids = {each: pipeline._keys_of(pipeline[each].spec.upstream[0])[0].column for each in stages}
+    keys = {*pipeline._key_columns(node)}
+    ids = {each: pipeline._key_columns(pipeline[each].spec.upstream[0])[0] for each in stages}
     usable = [each for each in stages if ids[each] in keys]
     if isinstance(given, str) and given in usable:
         return given

@@ -165,7 +165,7 @@ class StageKind(abc.ABC):
 
         All but the ids, or none if the stage only passes columns on.
         """
-        ids = {key.column for key in pipeline._keys_of(self.name)}
+        ids = {*pipeline._key_columns(self.name)}
         is_measured = self.made_schema(pipeline) != pa.schema([])
         return tuple(name for name in schema.names if is_measured and name not in ids)
 

@@ -66,7 +66,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
         pairs = as_columns(columns, location)
         if where is not None:
             referenced_columns(where, f"{location}, where")
-        ids = [key.column for key in self.pipeline._keys_of(self._node)]
+        ids = self.pipeline._key_columns(self._node)
         for id in ids:
             if not is_column(dict(pairs).get(id, quote(id)), id, location):
                 raise DefinitionError(

@@ -159,7 +159,7 @@ class _Sampler:
     def plan(self, rows: int, seed: int, most: int) -> tuple[PartitionPlan, Manifest] | None:
         """Return the plan and its part of the manifest; None if source files have changed."""
         manifest, stage, key = self._manifest, self._stage, self._manifest.partition
-        keys = tuple(each.column for each in self._pipeline._keys_of(stage))
+        keys = self._pipeline._key_columns(stage)
         if manifest.keys and tuple(manifest.keys) != keys:
             raise PlanError(
                 f"{self._location}: its rows are identified by {names(manifest.keys)} in the "
