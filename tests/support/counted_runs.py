@@ -40,7 +40,7 @@ class Clock:
 def counts(clock: Clock, events: list) -> tuple[WaveProgress, dict]:
     """Counts of a stage over two partitions of one fragment of 100 source rows."""
     plan = SimpleNamespace(missing=(0,))
-    partition = SimpleNamespace(fragments=[SimpleNamespace(start=0, stop=100)], stages={"a": plan})
+    partition = SimpleNamespace(fragments=[SimpleNamespace(rows=100)], stages={"a": plan})
     stats = {(0, "a"): StageStats(), (1, "a"): StageStats()}
     state = SimpleNamespace(
         pipeline={"a": SimpleNamespace(spec=SimpleNamespace(upstream=("source",)))},

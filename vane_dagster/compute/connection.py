@@ -74,6 +74,13 @@ def connect_address(address: str | None, options: Mapping[str, Any], advice: str
         ) from None
 
 
+def alive_nodes() -> dict[str, dict[str, float]]:
+    """Return the resources of the cluster's nodes that are alive, by id."""
+    import ray
+
+    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
 def named_address(address: str | None) -> str | None:
     """An address that `ray.init` does not look up: "local" for none; raise for a bare "auto".
 

@@ -25,6 +25,7 @@ from ray.util.scheduling_strategies import (
 )
 
 from vane_dagster.compute.actor_names import NAMESPACE, actor_names, is_pool_manager
+from vane_dagster.compute.connection import alive_nodes
 from vane_dagster.compute.growth import Growth, adds_nodes
 from vane_dagster.compute.pool_state import (
     LEASE_SECONDS,
@@ -274,7 +275,7 @@ class PoolManager:
     def _nodes(self) -> dict[str, dict[str, float]]:
         """The nodes that take new workers."""
         draining = self._pool_state.draining
-        return {id: resources for id, resources in _nodes().items() if id not in draining}
+        return {id: resources for id, resources in alive_nodes().items() if id not in draining}
 
     def _empty_draining(self) -> None:
         """Move workers from draining nodes, and end there what no run uses."""
@@ -366,12 +367,9 @@ class PoolManager:
         self._in_background(self._watch(start, actor.whereabouts.remote()))
 
 
-def _nodes() -> dict[str, dict[str, float]]:
-    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-
-
 def _threads(start: WorkerStart) -> int:
-    cpus = [int(node.get("CPU", 0)) for id, node in _nodes().items() if start.nodes[0] in ("", id)]
+    nodes = alive_nodes().items()
+    cpus = [int(node.get("CPU", 0)) for id, node in nodes if start.nodes[0] in ("", id)]
     return start.claim.threads_on(min(cpus, default=1))
 
 

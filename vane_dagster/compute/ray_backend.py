@@ -24,6 +24,7 @@ from vane_dagster.compute.api import (
     lease_expired,
 )
 from vane_dagster.compute.client import PoolManagerClient, brief, running_pools
+from vane_dagster.compute.connection import alive_nodes
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord
 from vane_dagster.compute.waits import short
@@ -59,10 +60,7 @@ class RayBackend:
 
     def capacity(self) -> Capacity:
         """See `Backend.capacity`."""
-        import ray
-
-        listed = self._watch.call(ray.nodes)
-        nodes = tuple(node["Resources"] for node in listed if node["Alive"])
+        nodes = tuple(self._watch.call(alive_nodes).values())
         memory = int(sum(node.get("object_store_memory", 0) for node in nodes))
         return Capacity(nodes, memory, self._pool_manager.adds_nodes)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from vane_dagster.compute.connection import alive_nodes
 from vane_dagster.compute.local_head import HeadFolder
 from vane_dagster.worker.log_sections import Section, own_logs, sections
 
@@ -26,7 +27,7 @@ def of_cluster(run_id: str, stage: str) -> Iterator[Section]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     read: Any = ray.remote(num_cpus=0, max_retries=0)(_of_node)
-    for node in [node["NodeID"] for node in ray.nodes() if node["Alive"]]:
+    for node in alive_nodes():
         place = NodeAffinitySchedulingStrategy(node, soft=False)
         given = {"num_returns": "streaming", "scheduling_strategy": place}
         for section in read.options(**given).remote(run_id, stage):

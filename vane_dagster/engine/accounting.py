@@ -174,7 +174,7 @@ class WaveProgress:
 def _source_rows(state: RunState, stage: str) -> dict[tuple[int, int], int]:
     """The source rows of the fragments that a stage must compute, by partition and fragment."""
     return {
-        (index, i): partition.fragments[i].stop - partition.fragments[i].start
+        (index, i): partition.fragments[i].rows
         for index, partition in enumerate(state.plan.partitions)
         if (index, stage) not in state.failed
         for i in partition.stages[stage].missing

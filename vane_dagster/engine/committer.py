@@ -224,7 +224,7 @@ class Committer:
                 above = commit.opened.get(stage) or self._store.read(*place, name)
                 self._check_results[partition, stage] = self._evaluate_checks(above)
             for result in self._check_results[partition, stage]:
-                if result.blocking and not result.passed:
+                if result.blocks:
                     raise BlockedError(stage, result, commit.former)
 
     def _record_checks(self, commit: Commit, manifest: Manifest) -> Manifest:

@@ -113,7 +113,7 @@ class FragmentState:
     @property
     def rows(self) -> int:
         """The number of its source rows."""
-        return self.fragment.stop - self.fragment.start
+        return self.fragment.rows
 
     @property
     def place(self) -> tuple[int, int]:

@@ -82,7 +82,7 @@ def _failed_checks(plan: RunPlan, store: Store) -> Iterator[str]:
         for stage, manifest in manifests:
             results = results_for(pipeline._checks_of(stage), manifest)
             for result in results.values():
-                if result.blocking and not result.passed:
+                if result.blocks:
                     where = f"the blocking check {result.name!r} of {stage!r}"
                     text = (
                         f"{where}{in_partition(partition.key)} failed: {result.description}. "

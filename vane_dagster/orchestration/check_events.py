@@ -39,7 +39,7 @@ class CheckLog:
         """Add the check results of a partition."""
         key = stage_key(self._pipeline, stage)
         for result in results:
-            if result.blocking and not result.passed:
+            if result.blocks:
                 self.blocked.append((stage, partition, result))
             if dg.AssetCheckKey(key, result.name) in self._selected:
                 self._pending.setdefault(stage, []).append((partition, result))

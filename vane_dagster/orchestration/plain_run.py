@@ -50,7 +50,7 @@ def run(
             if finished or report.checks:
                 print(report.text(finished))
         errors = report.errors.texts()
-        if blocked := [each for each in report.checks if each[2].blocking and not each[2].passed]:
+        if blocked := [each for each in report.checks if each[2].blocks]:
             errors.append(f"blocking {describe_checks(blocked)}")
         if errors:
             raise VaneError(masked("\n\n".join(errors)))

@@ -221,7 +221,7 @@ class RunSummary:
             plan = event.plan
             self._fragments = {stage: plan.missing(stage) for stage in plan.selected}
             every = [each for partition in plan.partitions for each in partition.fragments]
-            self._fragment_rows = max((each.stop - each.start for each in every), default=0)
+            self._fragment_rows = max((each.rows for each in every), default=0)
             if getattr(plan.source, "small_files", "") == "separate":
                 rows = [each.source_rows for each in plan.partitions]
                 groups = sum(-(-each // plan.rule.rows) for each in rows)

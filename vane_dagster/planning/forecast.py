@@ -500,8 +500,7 @@ class _Forecaster:
             known: Known = "at_most" if unknown else "exact"
             return _Count(rows + unknown, rows + unknown, known)
         if stage == SOURCE:
-            fragment = partition.fragments[index]
-            rows = fragment.stop - fragment.start
+            rows = partition.fragments[index].rows
         elif stage in partition.inputs:
             rows = partition.inputs[stage].parts[index].rows
         elif index in partition.stages[stage].parts:

@@ -133,7 +133,7 @@ class PartitionPlan:
     @functools.cached_property
     def source_rows(self) -> int:
         """Rows of the fragments before any filter."""
-        return sum(fragment.stop - fragment.start for fragment in self.fragments)
+        return sum(fragment.rows for fragment in self.fragments)
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class RunPlan:
     def missing_batches(self, stage: str, size: int) -> int:
         """Return the maximum number of batches in the fragments to compute."""
         return sum(
-            -(-(partition.fragments[i].stop - partition.fragments[i].start) // size)
+            -(-partition.fragments[i].rows // size)
             for partition in self.partitions
             for i in partition.stages[stage].missing
         )

@@ -78,7 +78,7 @@ class _Preview:
             parts = [part for index in indexes if (part := self._stored(node, index))]
             if len(parts) == len(indexes):
                 return [part.rows for part in parts]
-        return [f.stop - f.start for f in map(self.partition.fragments.__getitem__, indexes)]
+        return [self.partition.fragments[index].rows for index in indexes]
 
     def _stored(self, stage: str, index: int) -> PartInfo | None:
         if stage in self.partition.inputs:
@@ -157,8 +157,7 @@ def _matched(planned: RunPlan, computed: Collection[str]) -> set[str]:
 
 def first_rows(fragment: FragmentRecord, rows: int) -> FragmentRecord:
     """Return a fragment of the first rows of a fragment."""
-    total = fragment.stop - fragment.start
-    if rows >= total:
+    if rows >= fragment.rows:
         return fragment
     left, spans = rows, list[FileSpan]()
     for span in fragment.spans:
@@ -168,6 +167,6 @@ def first_rows(fragment: FragmentRecord, rows: int) -> FragmentRecord:
     return replace(
         fragment,
         stop=fragment.start + rows,
-        bytes=fragment.bytes * rows // total,
+        bytes=fragment.bytes * rows // fragment.rows,
         files=spans if fragment.files else (),
     )

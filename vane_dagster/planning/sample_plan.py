@@ -173,7 +173,7 @@ class _Sampler:
                 return None
         base = self._spec.base_node(self._pipeline)
         counts = {
-            index: each.stop - each.start if base == SOURCE else inputs[base].parts[index].rows
+            index: each.rows if base == SOURCE else inputs[base].parts[index].rows
             for index, each in enumerate(manifest.fragments)
         }
         chosen = choose(counts, rows, seed, most)

@@ -31,7 +31,6 @@ def read_planned(
     id_rule: IdRule | None = None,
 ) -> pa.Table:
     """Read the rows of a fragment, and check that its files have not changed since its plan."""
-    expected = fragment.stop - fragment.start
     read = functools.partial(id_rule.read, source) if id_rule else source.read
     try:
         try:
@@ -43,11 +42,11 @@ def read_planned(
         raise
     except Exception as error:  # drivers raise their own exception classes
         raise unreadable(files[0].url, error, location) from error
-    if table.num_rows != expected:
+    if table.num_rows != fragment.rows:
         names = " and ".join(repr(file.url) for file in files[:3])
         raise IntegrityError(
-            f"{location}: {table.num_rows} rows were read of {names}, but the plan has {expected}. "
-            "Write the file again"
+            f"{location}: {table.num_rows} rows were read of {names}, but the plan has "
+            f"{fragment.rows}. Write the file again"
         )
     return fitted(table, schema)
 

@@ -177,6 +177,11 @@ class FragmentRecord:
     detail: str = ""
 
     @property
+    def rows(self) -> int:
+        """The number of its rows."""
+        return self.stop - self.start
+
+    @property
     def spans(self) -> Sequence[FileSpan]:
         """The rows of each file, in order."""
         return self.files or (FileSpan(self.url, self.start, self.stop, self.detail),)
@@ -287,6 +292,11 @@ class CheckResult:
     description: str
     metadata: Mapping[str, Any]
     definition: str
+
+    @property
+    def blocks(self) -> bool:
+        """Whether it withholds the stages downstream."""
+        return self.blocking and not self.passed
 
 
 class Component(NamedTuple):

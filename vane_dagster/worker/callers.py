@@ -145,9 +145,8 @@ class BatchCaller:
         op, work = self._code.op, self._code.work
         if isinstance(self._contract, ColumnsCall):
             result = as_columns(self._contract, result, work)
-        origin, passed_on = op.parent or op.ids[0], (*op.ids[1:], *op.carried(work))
-        ids = {work.id, origin, *op.ids}
-        return from_result(result, work.schema, ids, origin, work.location, passed_on, op.pinned)
+        ids, passed_on = {work.id, op.origin, *op.ids}, (*op.ids[1:], *op.carried(work))
+        return from_result(result, work.schema, ids, op.origin, work.location, passed_on, op.pinned)
 
 
 class RequestsCaller(BatchCaller):

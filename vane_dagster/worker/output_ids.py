@@ -10,27 +10,26 @@ from vane_dagster.errors import UdfError, names
 from vane_dagster.types.casts import cast_table
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.id_checks import repeated_or_null
-from vane_dagster.worker.protocol import CallUdf, Work
+from vane_dagster.worker.protocol import CallUdf, Places, Work
 
 
 def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.Table:
     """Check the ids of a call's output against the batch, or copy them if they are left out."""
     ids = batch.column(op.ids[0])
-    origin = op.parent or op.ids[0]
-    if origin not in output.column_names:
+    if op.origin not in output.column_names:
         if output.num_rows != batch.num_rows or op.parent:
             other = "" if op.parent else ", or one row for each input row, in order"
             raise UdfError(
                 f"{work.location}: {output.num_rows} rows came back for {batch.num_rows} and "
-                f"without {origin!r}, the id of the row that each was made from. Return the id, "
+                f"without {op.origin!r}, the id of the row that each was made from. Return the id, "
                 f"which columns= may have to name{other}"
             )
-        output = output.append_column(origin, ids)
-    elif not (returned := output.column(origin)).equals(ids):
+        output = output.append_column(op.origin, ids)
+    elif not (returned := output.column(op.origin)).equals(ids):
         _check_returned(returned, ids, work, op)
     if op.parent and work.id not in output.column_names:
-        output = output.append_column(work.id, numbered(output.column(origin)))
-    return cast_table(_carried(output, batch, origin, work, op), work.schema)
+        output = output.append_column(work.id, numbered(output.column(op.origin)))
+    return cast_table(_carried(output, batch, work, op), work.schema)
 
 
 def _check_returned(
@@ -55,21 +54,24 @@ def _check_returned(
     )
 
 
+def places_within(counts: Places) -> Places:
+    """Return the place of each row in its group, for groups of so many rows."""
+    return np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
 def numbered(parents: pa.ChunkedArray) -> pa.Array:
     """Make an id for each row: its parent's id, and its number among the rows of that parent."""
     codes = parents.combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)
     order = np.argsort(codes, kind="stable")
-    counts = np.bincount(codes)
-    starts = np.cumsum(counts) - counts
     numbers = np.empty(len(codes), dtype=np.int64)
-    numbers[order] = np.arange(len(codes)) - np.repeat(starts, counts)
+    numbers[order] = places_within(np.bincount(codes))
     texts = pa.array(numbers).cast(pa.string())
     return pc.binary_join_element_wise(parents.combine_chunks().cast(pa.string()), texts, "-")
 
 
-def _carried(output: pa.Table, batch: pa.Table, origin: str, work: Work, op: CallUdf) -> pa.Table:
+def _carried(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.Table:
     """Add the ids that the batch's rows were made from, and the columns that are passed on."""
-    ids, given = output.column(origin), batch.column(op.ids[0])
+    ids, given = output.column(op.origin), batch.column(op.ids[0])
     carried = batch.select([*op.ids[1:], *op.carried(work)])
     if carried.num_columns and not ids.equals(given):
         places = pc.index_in(ids, value_set=given.combine_chunks())

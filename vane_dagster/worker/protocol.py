@@ -172,6 +172,11 @@ class CallUdf:
     kept: bytes = field(default=b"", repr=False)
     batches: StoragePath | None = None
 
+    @property
+    def origin(self) -> str:
+        """The output column with the input's id."""
+        return self.parent or self.ids[0]
+
     def carried(self, work: Work) -> tuple[str, ...]:
         """Return the input columns that are passed on, besides the ids."""
         own = {work.id, self.parent, *self.ids, *self.made}

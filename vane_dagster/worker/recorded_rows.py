@@ -36,6 +36,7 @@ from vane_dagster.storage.row_records import (
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.arrow_files import read_table, write_table
 from vane_dagster.worker.node_files import new_entry, shared_entry
+from vane_dagster.worker.output_ids import places_within
 from vane_dagster.worker.protocol import Places
 
 _FORMAT = 2
@@ -150,8 +151,8 @@ def take_rows(stored: _Tables, places: Places) -> tuple[pa.Table, pa.Table, Plac
     """Return the records at some positions, their output rows, and how many each has."""
     records = stored["records"].take(pa.array(places))
     first, count = (records.column(name).to_numpy() for name in (_FIRST, _COUNT))
-    within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-    return records, stored["values"].take(pa.array(np.repeat(first, count) + within)), count
+    rows = np.repeat(first, count) + places_within(count)
+    return records, stored["values"].take(pa.array(rows)), count
 
 
 def stored_rows(part: RecordedPart, id: str, own: Sequence[str], wanted: int) -> _Tables:

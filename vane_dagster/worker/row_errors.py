@@ -89,7 +89,7 @@ def combined(
     rows = pa.concat_tables(tables, promote_options="default")
     if not in_order:
         ids = given.column(op.ids[0]).combine_chunks()
-        places = pc.index_in(rows.column(op.parent or op.ids[0]), value_set=ids).combine_chunks()
+        places = pc.index_in(rows.column(op.origin), value_set=ids).combine_chunks()
         rows = unsliced(rows).take(pc.array_sort_indices(places))
     passed = pc.count_distinct(rows.column(op.parent)).as_py() if op.parent else rows.num_rows
     quarantined = 0 if nulls else len(faults)

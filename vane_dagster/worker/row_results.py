@@ -151,8 +151,8 @@ class RowResults:
         parts = [part for _, part in pieces] or [self._columns([])]
         converted = parts[0] if len(parts) == 1 else pa.concat_tables(parts).combine_chunks()
         columns: dict[str, Any] = dict(zip(converted.column_names, converted.columns))
-        origin = self._op.parent or self._op.ids[0]
-        columns[origin] = self._batch.column(self._op.ids[0]).take(pa.array(places, pa.int64()))
+        ids = self._batch.column(self._op.ids[0])
+        columns[self._op.origin] = ids.take(pa.array(places, pa.int64()))
         table = pa.table(columns)
         if self._errors.keys().isdisjoint(places):
             return table

@@ -48,7 +48,7 @@ from vane_dagster.types.kinds import is_text
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.types.sql import unused
 from vane_dagster.types.tensors import unsliced
-from vane_dagster.worker.output_ids import numbered
+from vane_dagster.worker.output_ids import numbered, places_within
 from vane_dagster.worker.protocol import (
     Arrange,
     Places,
@@ -212,8 +212,7 @@ class _Pieces:
         by_owner = np.argsort(owner, kind="stable")
         pieces = np.bincount(owner, minlength=len(order))
         starts, counts = (np.cumsum(pieces) - pieces)[sources], pieces[sources]
-        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-        rows = by_owner[np.repeat(starts, counts) + within]
+        rows = by_owner[np.repeat(starts, counts) + places_within(counts)]
         return taken(concat(self.tables), rows), np.repeat(order, counts)
 
 
@@ -244,7 +243,7 @@ class _Restored:
         call, work, info = self._call, self._work, self._info
         if pieces:
             rows = pa.concat_tables(pieces)
-            owners = self._computed_from(rows.column(call.parent or call.ids[0]))
+            owners = self._computed_from(rows.column(call.origin))
             self._rows.add(rows.select(self._own.names), owners)
             self._outcomes[owners] = Outcome.OUTPUT
         if faults is not None:
@@ -343,7 +342,7 @@ class _Restored:
         names = [n for n in self._given.column_names if n in {*call.ids, *work.schema.names}]
         rows = taken(self._given.select(names), owners)
         ids = rows.column(call.ids[0])
-        columns = dict(zip(rows.column_names, rows.columns)) | {call.parent or call.ids[0]: ids}
+        columns = dict(zip(rows.column_names, rows.columns)) | {call.origin: ids}
         if call.parent and work.id not in own.column_names:
             columns[work.id] = numbered(ids)
         columns |= dict(zip(own.column_names, own.columns))

@@ -167,7 +167,7 @@ def test_the_summary_has_the_stages_in_the_order_of_the_plan():
 @pytest.mark.parametrize(("grouped", "shown"), [("separate", True), ("group", False)])
 def test_the_summary_advises_to_group_small_files(tmp_path, grouped, shown):
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path), small_files=grouped), id="id")
-    files = [SimpleNamespace(start=0, stop=3)] * 100
+    files = [SimpleNamespace(rows=3)] * 100
     stages = {"f": SimpleNamespace(missing=range(100))}
     each: Any = SimpleNamespace(fragments=files, stages=stages, source_rows=300)
     clock = Clock()
