@@ -232,12 +232,11 @@ class RunState:
 
         The stage's blocking checks `ErrorRate` set it. This early limit assumes as many rows as the
         source has. Below a fan-out there may be more, so there it has no bound: the check decides
-        when all rows are computed.
+        when all rows are computed. A sample has no bound either, because failed rows are shown.
         """
         partition = self.plan.partitions[index]
-        if partition.is_sample:
-            return sum(map(len, partition.sample.values())) or partition.source_rows
-        if len(self.pipeline._keys_of(self.pipeline[stage].spec.base_node(self.pipeline))) > 1:
+        base = self.pipeline[stage].spec.base_node(self.pipeline)
+        if partition.is_sample or len(self.pipeline._keys_of(base)) > 1:
             return sys.maxsize
         checks = findings_of(self.pipeline._checks_of(stage))
         limits = (

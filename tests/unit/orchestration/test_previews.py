@@ -181,3 +181,20 @@ def test_a_preview_that_needs_more_rows_asks_and_counts_none_twice(tmp_path, mon
     assert [cost.stage for cost in found.costs] == ["first", "few", "second"]
     assert sum(cost.rows for cost in found.costs if cost.tokens) == len(asked)
     assert sum(cost.tokens or 0 for cost in found.costs) == 2 * sum(map(len, asked))
+
+
+def thirds(n: int) -> Any:
+    return [{"part": 3 * n + each} for each in range(3)]
+
+
+def refused(part: int) -> int:
+    raise ValueError(f"{part} is refused")
+
+
+def test_rows_made_from_one_may_all_fail(tmp_path):
+    write_source(tmp_path / "src", {"id": range(4), "n": range(4)})
+    made = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    parts = made.flat_map("parts", thirds, id="part_id", schema={"part": "BIGINT"})
+    last = parts.map("last", refused, output_column="y")
+    found = last.preview(4, **given(tmp_path))
+    assert (len(found), {each.stage for each in found.failed}) == (0, {"last"})
