@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from vane_dagster.engine.stage_batches import StageBatches
+from vane_dagster.engine.stage_batches import StageBatches, stage_batches
 from vane_dagster.errors import BudgetError, VaneError
 from vane_dagster.events import Event, Submitted
 from vane_dagster.planning.plan import RunPlan
@@ -33,15 +33,13 @@ class PendingRows:
     def refresh(self, stages: Sequence[str]) -> dict[str, VaneError]:
         """Look at the batches in flight of some stages; return the errors of those that fail."""
         failed: dict[str, VaneError] = {}
-        pipeline = self._plan.pipeline
-        for stage in () if self._plan.is_sample else stages:
-            spec = pipeline[stage].spec
-            if spec.runs_udf and spec.in_batches:
-                self.batches[stage] = StageBatches(self._store, pipeline.name, spec)
-                try:
-                    self.batches[stage].refresh()
-                except VaneError as error:
-                    failed[stage] = error
+        asked = () if self._plan.is_sample else stages
+        for batches in stage_batches(self._plan.pipeline, self._store, asked):
+            self.batches[batches.stage] = batches
+            try:
+                batches.refresh()
+            except VaneError as error:
+                failed[batches.stage] = error
         return failed
 
     def add(self, index: int, stage: str, fragment: int, recorded: Sequence[Recorded]) -> set[str]:

@@ -29,7 +29,7 @@ from vane_dagster.orchestration.run import Connection, RunContext, execute_previ
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.preview import FailedRow, Preview, StageCost
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
-from vane_dagster.planning.forecast import tokens_of
+from vane_dagster.planning.forecast import rows_computed, tokens_of
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import read_part
@@ -228,7 +228,7 @@ class _Asked:
             used = [usage.used(part.spent) for part in parts] if usage else []
             yield StageCost(
                 stage,
-                sum(part.rows_in - part.copied for part in parts),
+                rows_computed(parts),
                 sum(part.made.seconds for part in parts if part.made),
                 loads.get(stage),
                 sum(map(tokens_of, used)) if usage else None,

@@ -537,7 +537,7 @@ class _History:
         every = [each for manifests in partitions for each in manifests]
         self.row_definitions = {each.row_definition for each in every}
         current = [[m for m in each if m.definition in own] for each in partitions]
-        self.is_current = any(_computed(_distinct(each)) for each in current)
+        self.is_current = any(rows_computed(_distinct(each)) for each in current)
         chosen = current if self.is_current else partitions
         self._manifests = [each for manifests in chosen for each in manifests]
         self._latest: Sequence[PartInfo] = _distinct(each[0] for each in chosen if each)
@@ -550,7 +550,7 @@ class _History:
         if sample.parts:
             self._sample, self._latest = sample, sample.parts
             self._parts = [*sample.warm_up, *sample.parts]
-            self._timed = sample.parts if _computed(sample.parts) else sample.warm_up
+            self._timed = sample.parts if rows_computed(sample.parts) else sample.warm_up
 
     @functools.cached_property
     def rows_ratio(self) -> float | None:
@@ -562,7 +562,7 @@ class _History:
     def computed(self) -> float:
         """The share of input rows that were computed, and not copied from equal ones."""
         rows_in = sum(part.rows_in for part in self._latest)
-        return min(1.0, _computed(self._parts) / rows_in) if rows_in else 1.0
+        return min(1.0, rows_computed(self._parts) / rows_in) if rows_in else 1.0
 
     def priced(
         self, estimate: StageForecast, spec: StageSpec, least: float, most: float
@@ -640,7 +640,7 @@ def _distinct(manifests: Iterable[Manifest]) -> Sequence[PartInfo]:
     return [*{part.name: part for manifest in manifests for part in manifest.parts}.values()]
 
 
-def _computed(parts: Iterable[PartInfo]) -> int:
+def rows_computed(parts: Iterable[PartInfo]) -> int:
     """Return the input rows of parts that were computed, and not copied from equal ones."""
     return sum(part.rows_in - part.copied for part in parts if part.made)
 
