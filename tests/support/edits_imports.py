@@ -98,6 +98,13 @@ plugin(
     "import json\nfrom registry import REGISTRY\nfound = json.dumps([*REGISTRY, 1])\n",
     changes=False,
 )
+inside(
+    "a class under vd.cls is only held",
+    "import vane_dagster as vd\nROOT = 'a'\nPATH = ROOT + '/1'\n@vd.cls\nclass udf:\n"
+    "    def __init__(self, path):\n        self.path = path\n"
+    "    def __call__(self, b: int) -> int:\n        return b\nmodel = udf(PATH)\n",
+    changes=False,
+)
 plugin(
     "registered under a condition",
     "import os, registry\nif os.name == 'posix1':\n"

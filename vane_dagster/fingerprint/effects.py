@@ -421,9 +421,9 @@ class Effects:
     def _makes_new(self, module: Module, act: Act, inner: Set[str] = frozenset()) -> bool:
         """Return whether an act leaves nothing behind but its value.
 
-        The rule: it calls a quiet function; or it hands no code of the user's to a library that
-        returns new values, to a method of a text or logger, or to a class that runs no code when an
-        instance is made.
+        The rule: it calls what neither calls nor changes its arguments (a quiet function, a method
+        of a text or logger, a class that runs no code when an instance is made), or a library that
+        returns new values, without code of the user's among the arguments.
         """
         root = ast_digest.root(act.target)
         if act.kind == "base" or not isinstance(root, ast.Name):
@@ -434,16 +434,19 @@ class Effects:
         is_library = is_imported or not (root.id in source.bound or source.stars)
         if called and called <= _QUIET and is_library:
             return act.kind != "decorator" or not is_imported
-        if act.kind not in ("call", "bare call") or self._hands_code(module, act.node, inner):
+        if act.kind not in ("call", "bare call"):
             return False
-        whole = called if called and all(isinstance(p, Imported) for p in called) else begun
-        if is_library and act.kind == "call" and all(_is_among(p, _PARSERS) for p in whole):
-            return True
         values = [getattr(unit.nodes[-1], "value", None) for unit in source.binding(root.id)]
         if values and all(isinstance(v, _TEXTS) or _is_logger(v) for v in values):
             return True
-        classes = self._own(module, act.target)[1] if act.kind == "call" else ()
-        return bool(classes) and all(is_lazy(node) or _is_record(node) for node in classes)
+        if act.kind == "bare call":
+            return False
+        classes = self._own(module, act.target)[1]
+        if classes and all(is_lazy(node) or _is_record(node) for node in classes):
+            return True
+        whole = called if called and all(isinstance(p, Imported) for p in called) else begun
+        is_parser = is_library and all(_is_among(path, _PARSERS) for path in whole)
+        return is_parser and not self._hands_code(module, act.node, inner)
 
 
 def _is_logger(value: ast.AST | None) -> bool:
