@@ -318,12 +318,14 @@ class Case:
         edit: Changes it.
         allowed: The share of the rows that the model may see in the second run.
         days: See `World`.
+        options: See `World`.
     """
 
     title: str
     edit: Edit
     allowed: float = 0.0
     days: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
 
 
 CASES = {
@@ -335,6 +337,11 @@ CASES = {
     "inserted": Case("1% of rows inserted in the middle", rewritten(inserted), 0.01),
     "removed": Case("1% of rows removed", rewritten(removed)),
     "reordered": Case("all rows reordered", rewritten(reordered)),
+    "shuffled": Case(
+        "all rows reordered, fragments of 500 rows",
+        rewritten(reordered),
+        options={"fragment_rows": 500},
+    ),
     "column": Case(
         "a column added upstream, which the stage does not read",
         with_columns(letters="length(text)"),
@@ -406,7 +413,7 @@ def measure(name: str, root: Path, rows: int, seconds: float, days: int = SNAPSH
             allowed = rows + (days - 1) * int(0.02 * rows)
             return Result(title, rows * days, calls, allowed, first, again)
         case = CASES[name]
-        world = World(root, rows, seconds, case.days)
+        world = World(root, rows, seconds, case.days, options=dict(case.options))
         _, first = world.run()
         case.edit(world)
         calls, again = world.run()
