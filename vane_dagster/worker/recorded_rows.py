@@ -52,16 +52,18 @@ _FIRST, _COUNT = "first", "count"
 
 Numbers = npt.NDArray[Any]
 _Tables = Mapping[str, pa.Table]
-_open: dict[str, _Tables] = {}
-"""What this process has mapped."""
+_open: dict[tuple[Any, ...], _Tables] = {}
+"""What this process has mapped, by the identity."""
 
 
-def _shared(identity: Sequence[Any], names: Sequence[str], make: Callable[[], _Tables]) -> _Tables:
+def _shared(
+    identity: tuple[Any, ...], names: Sequence[str], make: Callable[[], _Tables]
+) -> _Tables:
     """Return tables that the node has, and make them first if it has none."""
-    name = hashlib.sha256(json.dumps([_FORMAT, *identity]).encode()).hexdigest()
-    if tables := _open.get(name):
+    if tables := _open.get(identity):
         return tables
     entries = worker_folder("row_reuse")
+    name = hashlib.sha256(json.dumps([_FORMAT, *identity]).encode()).hexdigest()
     place = entries / name
 
     def find() -> _Tables | None:
@@ -69,7 +71,7 @@ def _shared(identity: Sequence[Any], names: Sequence[str], make: Callable[[], _T
             tables = {each: read_table(place / each) for each in names}
             if len(_open) >= _MOST_OPEN:
                 _open.clear()
-            _open[name] = tables
+            _open[identity] = tables
             return tables
         return None
 
@@ -93,12 +95,12 @@ def open_index(parts: Sequence[RecordedPart], floor: int, equal_rows: Sequence[s
     each key or equal high half: the first that did not fail, else the first. Other rows are
     computed again.
     """
-    urls = [part.folder.file_url(part.records) for part in parts]
+    urls = tuple(part.folder.file_url(part.records) for part in parts)
 
     def make() -> _Tables:
         return {"index": _index(parts, floor, equal_rows)}
 
-    return _shared([floor, urls, *equal_rows], ["index"], make)["index"]
+    return _shared((floor, urls, *equal_rows), ["index"], make)["index"]
 
 
 def find_rows(
@@ -166,7 +168,7 @@ def stored_rows(part: RecordedPart, id: str, own: Sequence[str], wanted: int) ->
     """
     if wanted * _FEW >= part.rows:
         return _read(part, id, own)
-    identity = [part.folder.url, part.part, part.records, id, *own]
+    identity = (part.folder.url, part.part, part.records, id, *own)
     names = ("records", "values")
     return _shared(identity, names, lambda: _read(part, id, own))
 
