@@ -18,6 +18,8 @@ def opened(data: bytes, max_pixels: int | None = None) -> Any:
     """
     from PIL import Image, UnidentifiedImageError
 
+    if not data:
+        raise UnidentifiedImageError("the image file is empty")
     limit = f"the fixed limit of {MAX_PIXELS}; scale it down in a stage before"
     limit = limit if max_pixels is None else f"max_pixels={max_pixels}"
     max_pixels = max_pixels or MAX_PIXELS

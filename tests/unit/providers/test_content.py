@@ -208,7 +208,7 @@ def test_content_that_is_null_or_does_not_decode_costs_its_row_alone():
         1: "column 'a' is null; a prompt needs it",
         2: "column 'a': not an image in a format that Pillow can read",
         3: "column 'a': image file is truncated",
-        4: "column 'a': not an image in a format that Pillow can read",
+        4: "column 'a': the image file is empty",
     }  # fmt: skip
     assert {type(error) for error in errors.values()} == {ValueError}
 

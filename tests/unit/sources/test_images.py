@@ -74,6 +74,7 @@ def test_files_that_are_no_images_are_row_errors(tmp_path):
     found = {row["path"].rpartition("/")[2]: row for row in table.to_pylist()}
     assert [name for name, row in found.items() if row[ROW_ERROR]] == names
     assert "Truncated" in found["cut.jpg"][ROW_ERROR]["message"]
+    assert found["empty.png"][ROW_ERROR]["message"] == "the image file is empty"
     assert "not an image in a format" in found["text.png"][ROW_ERROR]["message"]
     assert "50 x 50 are 2500 pixels, more than max" in found["large.png"][ROW_ERROR]["message"]
     assert found["large.png"][ROW_ERROR]["error"] == "DecompressionBombError"
