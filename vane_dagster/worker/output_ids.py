@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster._texts import count
 from vane_dagster.errors import UdfError, names
 from vane_dagster.types.casts import cast_table
 from vane_dagster.types.tensors import unsliced
@@ -41,7 +42,7 @@ def _check_returned(
     invented = returned.filter(pc.invert(pc.is_in(returned, value_set=ids)))
     if len(invented):
         raise UdfError(
-            f"{location}: returned {len(invented)} ids that it was not given: "
+            f"{location}: returned {count(len(invented), 'id')} that it was not given: "
             f"{names(invented.slice(0, 6).to_pylist())}. Return the ids of the batch unchanged"
         )
     if op.cardinality != "one_to_one" or len(returned) == len(ids):

@@ -148,8 +148,8 @@ GOOD_FILES: dict[str, Any] = {
 BAD_FILES: dict[str, tuple[dict[str, Any], str]] = {
     "corrupt": (GOOD, "a.parquet' (7 bytes) cannot be read as Parquet"),
     "without_n": ({"id": [1], "text": ["a"]}, 'Referenced column "n" not found'),
-    "twice": ({**GOOD, "id": [1, 1, 2]}, "the source has 1 ids more than once: 1 in 'id'"),
-    "null": ({**GOOD, "id": [1, None, 2]}, "the source has 1 null ids in 'id'"),
+    "twice": ({**GOOD, "id": [1, 1, 2]}, "the source has 1 id more than once: 1 in 'id'"),
+    "null": ({**GOOD, "id": [1, None, 2]}, "the source has 1 null id in 'id'"),
     "apart": (GOOD, "ids 3 of 'id' are in more than one fragment"),
 }
 
@@ -157,7 +157,7 @@ BAD_FILES: dict[str, tuple[dict[str, Any], str]] = {
 def test_ids_of_several_columns_are_refused_with_the_columns(tmp_path):
     write_source(tmp_path / "src", {"doc": ["a", "a"], "page": [1, 1], "n": [1, 2]})
     docs = make(tmp_path, id=["doc", "page"], project=["n"])
-    words = "the source has 1 ids more than once: 'a|1' in 'id', which is made of 'doc', 'page'; an"
+    words = "the source has 1 id more than once: 'a|1' in 'id', which is made of 'doc', 'page'; an"
     with pytest.raises(vd.errors.VaneError) as raised:
         docs.run(store=str(tmp_path / "store"), compute=InProcessCompute())
     assert words in str(raised.value)

@@ -158,9 +158,9 @@ def test_more_columns_than_declared_are_dropped(make):
 
 WRONG_IDS = {
     "lost": ([1, 3], ["1 of 3 rows did not come back: ids 2", 'cardinality="filter"']),
-    "invented": ([1, 2, 4], ["1 ids that it was not given: 4", "Return the ids"]),
-    "twice": ([1, 2, 2], ["1 ids more than once: 2", "Return each id once"]),
-    "null": ([1, 2, None], ["1 null ids"]),
+    "invented": ([1, 2, 4], ["1 id that it was not given: 4", "Return the ids"]),
+    "twice": ([1, 2, 2], ["1 id more than once: 2", "Return each id once"]),
+    "null": ([1, 2, None], ["1 null id"]),
 }
 
 
