@@ -74,11 +74,12 @@ def mixed_types(
         for each in planned:
             for field in each.schemas.get(stage, ()):
                 kinds[field.name][type_name(field.type)].append(each.key)
-        for name, keys in kinds.items():
-            if len(keys) > 1:
-                texts = (f"{kind} in {in_partitions(each)}" for kind, each in keys.items())
-                return [
-                    f"stage '{pipeline.name}/{stage}': column {name!r} is {' and '.join(texts)}; "
-                    "partitions of different types cannot be read together"
-                ]
+        if mixed := [name for name, keys in kinds.items() if len(keys) > 1]:
+            texts = (f"{kind} in {in_partitions(keys)}" for kind, keys in kinds[mixed[0]].items())
+            several = f"columns {names(mixed)} have different types in some partitions: "
+            return [
+                f"stage '{pipeline.name}/{stage}': {several if len(mixed) > 1 else ''}column "
+                f"{mixed[0]!r} is {' and '.join(texts)}; partitions of different types cannot be "
+                "read together"
+            ]
     return []

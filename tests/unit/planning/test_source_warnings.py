@@ -56,8 +56,11 @@ def test_columns_with_other_types_in_some_partitions(tmp_path, store):
     )
     docs.project("kept", ["price"])
     docs.project("others", ["x"])
+    docs.project("both", {"x": "price", "price": "price", "y": "x"})
     assert plan_run(docs, ["kept", "others"], ["a", "b", "c"], store).warnings == [
         "stage 'docs/kept': column 'price' is DOUBLE in 2 partitions (a, c) and VARCHAR in 1 "
         "partition (b); partitions of different types cannot be read together"
     ]
     assert plan_run(docs, ["others"], ["a", "b", "c"], store).warnings == []
+    (text,) = plan_run(docs, ["both"], ["a", "b", "c"], store).warnings
+    assert "columns 'x', 'price' have different types in some partitions: column 'x' is DOU" in text
