@@ -16,7 +16,6 @@ from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.preflight import Checked, check_all, refuse
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import WaveScheduler
-from vane_dagster.engine.slicing import DEFAULT_BATCH
 from vane_dagster.errors import StoreError
 from vane_dagster.events import (
     Event,
@@ -187,7 +186,7 @@ def _pool(
     others = [plan.pipeline[each].spec for each in plan.needed()]
     sharing = [each.name for each in others if each.runs_udf and plan.pool(each) == identity]
     udf, held = spec.udf, checked.capacity.of(on_driver).held(spec.bundle)
-    useful = min(held, plan.missing_batches(stage, spec.batch_size or DEFAULT_BATCH))
+    useful = min(held, plan.missing_batches(stage, spec.usual_batch_size))
     workers = spec.concurrency or (1, max(1, useful))
     return PoolSpec(
         identity=identity,

@@ -8,8 +8,6 @@ from collections.abc import Collection, Mapping
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.worker.pools import PoolSpec
 
-DEFAULT_BATCH = 4096
-"""Minimum rows of a slice for a stage without a batch size, if there are as many."""
 _SLICE_SECONDS = 0.5
 _DRIVER_SECONDS = 0.005
 _FIRST_UNITS = 4
@@ -84,7 +82,7 @@ class SliceSizer:
         """
         beside, most = max(1, spec.slots // 4), spec.workers.max_batches
         batches = spec.max_concurrency if spec.udf.is_async and most is None else 1
-        unit = (spec.batch_size or DEFAULT_BATCH) * math.ceil(batches / beside)
+        unit = spec.usual_batch_size * math.ceil(batches / beside)
         if last and rows >= unit * workers and most is None:
             unit = math.ceil(rows / workers / math.ceil(rows / workers / unit))
         share = math.ceil(left / max(1, 2 * workers))
@@ -96,5 +94,5 @@ class SliceSizer:
             wanted = int(seconds / max(known, 1e-12))
             wanted = min(wanted, share) if last else wanted
         if most is not None:  # of all slices that a worker has at a time
-            wanted = min(wanted, max(1, most // spec.slots) * (spec.batch_size or DEFAULT_BATCH))
+            wanted = min(wanted, max(1, most // spec.slots) * spec.usual_batch_size)
         return min(left, unit * max(1, math.ceil(min(wanted, left) / unit)))

@@ -66,6 +66,7 @@ _OF_ROWS = frozenset(
 )
 """The options that concern rows and columns, which row keys have apart."""
 _ASYNC_SLOTS = 16
+_USUAL_BATCH_SIZE = 4096
 _NAME_INPUTS = (
     'Name the column of a parameter, like columns={"parameter": "column"}; annotate it as vd.File '
     "for the row's file, or as a dict for the whole row"
@@ -130,6 +131,11 @@ class MapBatchesSpec(StageKind):
     def max_concurrency(self) -> int:
         """Calls in flight in one worker, for an async UDF."""
         return self.workers.max_concurrency or 1
+
+    @property
+    def usual_batch_size(self) -> int:
+        """Rows of a batch, or for estimates a default if `batch_size` is None."""
+        return self.batch_size or _USUAL_BATCH_SIZE
 
     @property
     def rows_in_flight(self) -> int | None:
