@@ -100,15 +100,17 @@ def list_results(root: str, path: str, as_json: bool) -> None:
     PATH is a pipeline, or a stage as docs/embedding. Rows, parts and bytes are those that the
     manifests name. With --json, one object a line.
     """
-    lines = [_RESULTS]
-    for each in contents.results(open_store(root, "ROOT"), path):
+    lines, opened = [_RESULTS], open_store(root, "ROOT")
+    for each in contents.results(opened, path):
         if as_json:
             print_json(asdict(each), indent=None)
         last = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.committed_at))
         texts = [f"{n:,}" for n in (each.partitions, each.rows, each.parts, each.bytes)]
         lines.append([each.stage, each.partition or "-", *texts, last if each.partitions else "-"])
     if not lines[1:]:
-        raise click.ClickException(f"{root!r} has no stage at {path!r}; is it a store's root?")
+        raise click.ClickException(
+            f"{opened.described} has no stage at {path!r}; is it a store's root?"
+        )
     if not as_json:
         click.echo(table(lines))
 

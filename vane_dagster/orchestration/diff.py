@@ -77,8 +77,7 @@ def diff(
             made = _of_run(opened, path, name)
             manifests = {key: each for key, each in made.items() if key in (wanted or made)}
         else:
-            if name != LATEST:
-                url = absolute_url(name)
+            if name != LATEST and (url := absolute_url(name)) != opened.root.url:
                 opened = Store(StoragePath(url, opened.root.options_for(url)))
             manifests = find_all(opened, path, wanted)
         sides.append(Side(name, opened, manifests))

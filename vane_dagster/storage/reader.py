@@ -195,18 +195,18 @@ def _require(
 ) -> None:
     """Raise StoreError for missing partitions, or if no partition defines the columns."""
     missing = [key for key in wanted or () if key not in manifests]
-    if wanted is not None and not missing:
+    if not missing and (manifests or wanted is not None):
         return
-    asset, root = "/".join(path), store.root.url
+    asset, root = "/".join(path), store.described
     if not manifests and (wanted is None or not find(store, path, None)):
         raise StoreError(
-            f"{asset!r} was never materialized into {root!r}; materialize it first, with this store"
+            f"{asset!r} was never materialized into {root}; materialize it first, with this store"
         )
     if missing and not allow_missing:
         several = len(missing) > 1
         raise StoreError(
             f"{asset!r}: partition{'s' * several} {names(missing)} {'were' if several else 'was'} "
-            f"never materialized into {root!r}. Materialize first; vd.load and inputs can also "
+            f"never materialized into {root}. Materialize first; vd.load and inputs can also "
             "leave them out, with allow_missing_partitions"
         )
 

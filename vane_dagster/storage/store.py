@@ -37,7 +37,7 @@ PUBLISHED = "~published"
 TARGET = "target.json"
 """The file with the target of a `write` stage."""
 BRANCH = "branch.json"
-"""The file of a branch that names its fallback, from its first commit on."""
+"""The file of a branch that names its fallback, from its first run on."""
 CONDEMNED = "condemned.json"
 """The file with the parts of a stage that no plan may build on; see `storage.gc`."""
 
@@ -73,7 +73,10 @@ class Store:
         self.targets = targets or {}
 
     def mark(self) -> None:
-        """Mark a local root as a store: its content does not count where code names the folder."""
+        """Mark a branch, and a local root: its content does not count where code names it."""
+        if self.fallback is not None and self.branch_of is None:
+            record = json.dumps({"fallback": self.fallback.root.url})
+            self.root.create(BRANCH, record.encode())
         if self.root.is_local and not os.path.exists(self.root.file(STORE_MARK)):
             self.root.create(STORE_MARK, b"")
 
@@ -84,8 +87,15 @@ class Store:
 
     @property
     def branch_of(self) -> str | None:
-        """The root of the fallback with which it was written first; None if it is not a branch."""
+        """The root of the fallback of its first run; None if it is not a branch."""
         return read_file(self.root, BRANCH, lambda record: str(record["fallback"]))
+
+    @property
+    def described(self) -> str:
+        """Its root for messages, which say so if it is a branch that was opened by its root."""
+        other = self.branch_of if self.fallback is None else None
+        text = f" (a branch, opened without its fallback {other!r})"
+        return f"{self.root.url!r}{text if other else ''}"
 
     def parts(self, pipeline: str, stage: str, partition: str | None) -> StoragePath:
         """Return the folder that a stage's parts in a partition are written to."""
@@ -226,9 +236,6 @@ class Store:
         name = ManifestName(
             max(taken, default=0) + 1, manifest.generation, manifest.plan, manifest.content
         )
-        if self.fallback is not None and not taken:
-            record = json.dumps({"fallback": self.fallback.root.url})
-            self.root.create(BRANCH, record.encode())
         manifests = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
         manifests.write(str(name), manifest.dumps())
         return name

@@ -80,7 +80,7 @@ class ManifestIndex:
         self._read = functools.lru_cache(maxsize=2)(read_part)  # a part, and records of rows
         if pipeline.startswith("~") or not self.stages:
             raise TraceError(
-                f"{store.root.url!r} holds no stage of a pipeline {pipeline!r}; it has "
+                f"{store.described} holds no stage of a pipeline {pipeline!r}; it has "
                 f"{names(_pipelines(store))}"
             )
 
@@ -151,7 +151,7 @@ class ManifestIndex:
         if stage not in self.stages:
             known = [self.label(known) for known in self.stages]
             raise TraceError(
-                f"{self.label(stage)!r} was never materialized into {self.store.root.url!r}; "
+                f"{self.label(stage)!r} was never materialized into {self.store.described}; "
                 f"pipeline {self.pipeline!r} has {names(known, 20)}"
             )
         manifest = self.in_force(stage)
@@ -297,7 +297,7 @@ class ManifestIndex:
             return f"{label!r} is partitioned: name one with --partition, or partition=; {has}"
         return (
             f"{label!r} was never materialized for partition {self.partition!r} into "
-            f"{self.store.root.url!r}; {has}"
+            f"{self.store.described}; {has}"
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from support.data import partitioned, write_source
 from support.in_process import InProcess, compute
 from support.prompts import Person, docs
 from vane_dagster.cli.main import main
-from vane_dagster.errors import DefinitionError, SchemaError, StoreError
+from vane_dagster.errors import DefinitionError, SchemaError, StoreError, TraceError
 from vane_dagster.providers.base import Answer, Request
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
@@ -83,11 +84,28 @@ def test_a_check_compares_a_branch_with_its_fallback_and_with_another_store(tmp_
     assert found["a"].metadata["different"] == 1
     assert "no other version" in found["b"].description, "the fallback lacks the partition"
 
+    assert vd.diff("numbers/y", place, branch.root.url, partitions=["a"], store=branch).different
+
     other = Store(StoragePath(str(tmp_path / "other")))
     compute(checked(first, vd.FragmentStore(root=place)), other, KEYS[:1])
     assert results(other, "y", "a")["compared"].metadata["equal"] == 10
     compute(checked(second, "numbres/y"), other, KEYS[:1])
     assert "never materialized" in results(other, "y", "a")["compared"].description
+
+
+def test_a_branch_without_its_fallback_is_named(tmp_path: Path) -> None:
+    place, docs = str(tmp_path / "store"), pipeline(tmp_path, first)
+    branch = Store(StoragePath(str(tmp_path / "branch")), fallback=Store(StoragePath(place)))
+    compute(docs, branch.layers[-1], KEYS)
+    compute(docs, branch, KEYS)  # all is up to date
+    text = re.escape(f"'{branch.root.url}' (a branch, opened without its fallback '{place}')")
+    with pytest.raises(StoreError, match=f"never materialized into {text}; "):
+        vd.diff("numbers/y", place, branch.root.url, store=place)
+    with pytest.raises(TraceError, match=f"{text} holds no stage"):
+        vd.trace("numbers/y", 1, partition="a", store=branch.root.url)
+    listed = CliRunner().invoke(main, ["store", "ls", branch.root.url])
+    assert re.search(f"{text} has no stage", listed.output)
+    assert vd.diff("numbers/y", place, branch.root.url, store=branch).is_equal
 
 
 def results(store: Store, stage: str, key: str) -> dict[str, Any]:

@@ -296,7 +296,7 @@ def test_of_two_branches_the_second_is_promoted_where_the_first_was_not(store, b
 def test_a_branch_is_no_fallback(store, branch):
     above = f"{branch.root.url}2"
     assert vd.FragmentStore(root=above, fallback=branch.root.url).open().fallback is not None
-    commit(branch, [1])
+    branch.mark()
     with pytest.raises(StoreError, match=f"is a branch of '{store.root.url}'.*give fallback="):
         vd.FragmentStore(root=above, fallback=branch.root.url).open()
 
