@@ -226,7 +226,7 @@ def check_id(location: str, id: str, schema: pa.Schema) -> None:
     kind = schema.field(id).type
     if not (pa.types.is_integer(kind) or is_text(kind)):
         raise SchemaError(
-            f"{location}: the id {id!r} is {kind}; expected whole numbers or text. Cast it in the "
-            "source, for example to VARCHAR, or write "
+            f"{location}: the id {id!r} has the type {kind}; expected whole numbers or text. "
+            "Cast it in the source, for example to VARCHAR, or write "
             f"id={{'{id}_id': [{id!r}]}}"
         )

@@ -28,6 +28,7 @@ from vane_dagster.sources.schemas import common_columns
 from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.storage.packed_tensors import schema_of_rows
+from vane_dagster.types.schema import is_untyped
 
 SmallFiles = Literal["separate", "group"]
 
@@ -78,11 +79,14 @@ class ParquetFiles(ParquetReader, Source):
         if not files:
             return SourceTable(self.schema(location), ())
         footers = in_threads(lambda file: read_footer(file, self, location), files)
-        columns = [(file.url, own) for file, (own, _) in zip(files, footers)]
+        typed = [(file, *read) for file, read in zip(files, footers) if not _is_untyped(*read)]
+        if not typed:
+            return self.split((), rule, location, partition)
+        columns = [(file.url, own) for file, own, _ in typed]
         schema, extras = common_columns(columns, location)
         sized = [
             SizedFile(file, row_groups(metadata), extra)
-            for file, (_, metadata), extra in zip(files, footers, extras)
+            for (file, _, metadata), extra in zip(typed, extras)
         ]
         fragments = divide(sized, rule, SMALL_SHARE if self.small_files == "group" else 0)
         return SourceTable(schema, fragments)
@@ -104,6 +108,14 @@ class ParquetSource(FileSource, ParquetFiles):
     suffix: ClassVar[str] = ".parquet"
     label: ClassVar[str | None] = "Parquet"
     small_files: SmallFiles = "separate"
+
+    def schema(self, location: str) -> pa.Schema:
+        """Return the columns of the last file of all partitions; files without types come last."""
+        for file in reversed(self._all_files(location)):
+            footer = read_footer(file, self, location)
+            if not _is_untyped(*footer):
+                break
+        return common_columns([(file.url, footer[0])], location)[0]
 
     @property
     def splitting(self) -> str:
@@ -131,7 +143,8 @@ def parquet(
             by one dimension of a multi-partition.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
         allow_empty: Whether a partition without files or rows is accepted; an error by default.
-            Without files, its columns are those of the last file of all partitions.
+            Without files, or with a file of no rows whose columns have the type null, its columns
+            are those of the last other file of all partitions.
         storage_options: Options of the fsspec file system, such as an S3 endpoint.
         small_files: "separate" makes at least one fragment, and so one part, of each file. "group"
             combines files of at most 1/8 of ``fragment_rows`` rows and 1/8 of a fragment's 64 MiB,
@@ -167,6 +180,11 @@ def read_footer(
             "as vd.csv, or convert it, as with DuckDB's COPY (FROM 'data.csv') TO 'data.parquet' "
             "(FORMAT parquet). Else write it again, or take it out of the source"
         ) from error
+
+
+def _is_untyped(columns: pa.Schema, footer: pq.FileMetaData) -> bool:
+    """Return whether a file has neither rows nor all types, as pandas writes an empty frame."""
+    return not footer.num_rows and any(is_untyped(column.type) for column in columns)
 
 
 def row_groups(footer: pq.FileMetaData) -> list[tuple[int, int]]:

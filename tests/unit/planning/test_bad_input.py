@@ -96,7 +96,8 @@ def test_files_that_are_no_source(name, tmp_path):
         ),
         ({}, {"project": {"n": "n", "t": "trim(n)"}}, ["column 't' = 'trim(n)' does not fit its"]),
         ({}, {"id": "key"}, ["source of pipeline 'docs' has no column 'key'; it has 'id', 'n'"]),
-        ({"id": [1.0, 2.0, 3.0]}, {}, ["the id 'id' is double", "whole numbers or text"]),
+        ({"id": [1.0, 2.0, 3.0]}, {}, ["the id 'id' has the type double", "numbers or text"]),
+        ({"id": [None]}, {}, ["the id 'id' has the type null"]),
     ],
 )
 def test_columns_that_do_not_fit(rows, given, words, tmp_path):

@@ -74,6 +74,18 @@ def test_a_partition_without_files_has_the_columns_of_the_last_file(tmp_path):
     assert (table.schema.names, table.fragments) == (["id"], ())
 
 
+def test_a_file_without_rows_and_types_has_the_columns_of_others(tmp_path):
+    source = vd.parquet(f"{tmp_path}/{{partition_key}}", allow_empty=True)
+    write_source(tmp_path / "b", {"id": [], "x": []})
+    assert ingested.split(source, partition="b").schema.types == [pa.null()] * 2
+    write_source(tmp_path / "a", {"id": [1], "y": [None]})
+    expected = pa.schema([("id", pa.int64()), ("y", pa.null())])
+    for key in "abc":
+        assert ingested.split(source, partition=key).schema.equals(expected)
+    write_source(tmp_path / "b", {"id": ["k"]}, "more.parquet")
+    assert ingested.read(source, partition="b").to_pydict() == {"id": ["k"]}
+
+
 def test_an_unknown_way_with_small_files_is_refused():
     with pytest.raises(vd.errors.DefinitionError, match=r"vd.parquet: small_files is 'merge'"):
         # A wrong value is what is refused.
