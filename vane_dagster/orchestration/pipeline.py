@@ -5,6 +5,7 @@ Importing this module or declaring a pipeline does not import Dagster; building 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -230,4 +231,13 @@ class Pipeline(declared.Pipeline):
             )
         from vane_dagster.orchestration.assets import build_source
 
-        return build_source(self, as_asset(location, asset))
+        options = as_asset(location, asset)
+        if self.partitions_def is not None and options.automation_condition is not None:
+            warnings.warn(
+                f"{location}: automation_condition requests a run for each partition, and on_cron "
+                "one for the latest time window only. Observe the source by a schedule of a job, "
+                "whose runs have no partition and list all: dg.define_asset_job('observe', "
+                "selection=[source.key])",
+                stacklevel=3,
+            )
+        return build_source(self, options)

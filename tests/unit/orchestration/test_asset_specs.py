@@ -58,6 +58,18 @@ def test_a_stage_takes_what_an_asset_spec_takes(tmp_path):
     assert assets.op.tags["team"] == "texts"
 
 
+def test_a_condition_on_a_partitioned_source_is_a_warning(tmp_path):
+    nightly = vd.Asset(automation_condition=dg.AutomationCondition.on_cron("0 0 * * *"))
+    days = dg.DailyPartitionsDefinition("2026-01-01")
+    vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id").build_source(nightly)
+    source = vd.parquet(f"{tmp_path}/{{partition_key}}")
+    docs = vd.Pipeline("docs", source=source, id="id", partitions_def=days)
+    docs.build_source(vd.Asset())
+    with pytest.warns(match="'docs/source': automation_condition") as warned:
+        docs.build_source(nightly)
+    assert [each.filename for each in warned] == [__file__]
+
+
 ROWS = pa.table({"id": [1]})
 A_DICT = "; expected a dict of partition key to rows, of 'a', 'b', or give the asset backfill_polic"
 
