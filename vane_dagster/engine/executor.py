@@ -190,7 +190,7 @@ def _pool(
     workers = spec.concurrency or (1, max(1, useful))
     return PoolSpec(
         identity=identity,
-        label=udf.name,
+        label=f"{name}/{stage}" if udf.name.endswith("<lambda>") else udf.name,
         workers=(1, 1) if plan.is_sample else workers,  # a warm pool does not grow for a sample
         bundle=spec.bundle,
         slots=spec.slots,

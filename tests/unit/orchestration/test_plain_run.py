@@ -11,12 +11,14 @@ import pytest
 
 import vane_dagster as vd
 from support.data import partitioned
-from support.in_process import InProcessCompute
+from support.in_process import InProcessCompute, compute
 from support.reused import upper
 from vane_dagster.engine.row_lookups import RowLookups
 from vane_dagster.errors import DefinitionError, VaneError
-from vane_dagster.events import Failed
+from vane_dagster.events import Failed, WorkerReady
 from vane_dagster.orchestration.reporting import failure_message
+from vane_dagster.storage.filesystem import StoragePath
+from vane_dagster.storage.store import Store
 
 
 class Half:
@@ -54,6 +56,15 @@ def numbers(last: int = 12, *checks: vd.checks.Check) -> vd.Pipeline:
     halved = made.map_batches("halved", Half, schema={"half": "DOUBLE"}, asset=asset)
     halved.project("last", ["id", "half"])
     return made
+
+
+def test_the_pool_of_a_lambda_has_the_name_of_its_stage(tmp_path):
+    made = vd.Pipeline("one", source=vd.table({"id": [1], "n": [2]}), id="id")
+    made.map("twice", lambda n: 2 * n, schema={"twice": "BIGINT"})
+    made.map_batches("half", Half, schema={"half": "DOUBLE"})
+    events = compute(made, Store(StoragePath(str(tmp_path))))
+    names = {event.model for event in events if isinstance(event, WorkerReady)}
+    assert names == {"one/twice", "Half"}
 
 
 def test_a_run_prints_what_it_did(tmp_path, capsys):
