@@ -27,6 +27,8 @@ class Published:
         add: Adds a row by another writer.
         remove: Removes a row by another writer.
         versions: Returns the versions of a table, the oldest first; none for files.
+        compact: Rewrites the files of a table and deletes old versions, as its maintenance does.
+        drop: Deletes the target.
     """
 
     store: Store
@@ -35,6 +37,8 @@ class Published:
     add: Callable[[int], None]
     remove: Callable[[int], None]
     versions: Callable[[], Sequence[Any]]
+    compact: Callable[[], object]
+    drop: Callable[[], object]
 
     def manifest(self, key: str, rows: dict[str, list[int]], plan: str) -> Manifest:
         """Stage rows by fragment key."""
@@ -110,6 +114,33 @@ def test_a_partition_is_replaced_and_nothing_else(published):
     assert published.clean("p")
     assert published.clean("q")
     assert published.publisher("q").holds(published.files("q"))
+
+
+def test_the_partitions_that_a_target_has_are_known(published):
+    """However their rows were rewritten: only a partition without any is published again."""
+
+    def present() -> set[object]:
+        asked = ["p", "q", "empty", "never"]
+        return {*published.publisher("never").present(asked)} & {*asked}
+
+    assert present() == set()
+    published.publish("p", {"a": [1], "b": [2]})
+    published.publish("q", {"c": [3]})
+    published.publish("empty", {})
+    published.add(99)
+    assert present() == {"p", "q"}
+    published.remove(2)
+    published.compact()
+    assert present() == {"p", "q"}
+    published.publish("q", {"d": [3]}, "2")
+    assert present() == {"p", "q"}
+    published.remove(1)
+    assert present() == ({"q"} if published.versions() else {"p", "q"})
+    published.drop()
+    assert present() == set()
+    published.publish("q", {"d": [3]}, "2")
+    assert present() == {"q"}
+    assert published.ids == [3]
 
 
 def test_no_pattern_for_parquet_files_matches_what_is_staged(published):

@@ -318,9 +318,14 @@ class WriteSpec(StageKind):
             *([component("option", "provenance", self.provenance)] if self.provenance else []),
         ]
 
+    @property
+    def published_in(self) -> Target:
+        """The target of runs with the present store."""
+        return self.branch_target or self.target
+
     def publisher(self, partition: str | None) -> Publisher:
         """Return the publisher of a partition."""
-        return open_publisher(self.branch_target or self.target, partition)
+        return open_publisher(self.published_in, partition)
 
 
 _PROVENANCE = {

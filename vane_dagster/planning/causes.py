@@ -19,6 +19,7 @@ Causes = Counter[str]
 FORCED, RETRIED, ALWAYS = "force", "retry_quarantined", 'reuse="none"'
 LOST = "stored parts are missing"
 """What gives a stage another generation in a partition."""
+UNPUBLISHED = "published files are missing from"
 _FILES = ("new files", "changed files", "removed files")
 _MAX_SHOWN = 5
 

@@ -6,7 +6,7 @@ import functools
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import InitVar, dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.branch_targets import with_branch_targets
-from vane_dagster.planning.causes import ALWAYS, FORCED, LOST, RETRIED, Causes, causes
+from vane_dagster.planning.causes import ALWAYS, FORCED, LOST, RETRIED, UNPUBLISHED, Causes, causes
 from vane_dagster.planning.definition import components, definition_digest, row_definition
 from vane_dagster.planning.fragment_keys import fragment_keys
 from vane_dagster.planning.inputs import (
@@ -141,6 +141,7 @@ class _Planner:
         self.between = {s: stages_between(pipeline, pipeline[s].spec) for s in selected}
         self.heads = [s for s in selected if SOURCE in pipeline[s].spec.upstream]
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
+        self.absent = defaultdict[str, Set[str | None]](set)  # partitions that targets lack
         self.listed: Mapping[str | None, Listed] = {}
         self._known_rows: dict[tuple[str, str], dict[str, Any]] = {}
         self._failed_files = functools.cache(lambda s: failed_files(store, pipeline.name, s))
@@ -173,6 +174,11 @@ class _Planner:
         between = itertools.chain(*self.between.values())
         for stage in {*self.selected, *self.inputs, *between}:
             self.latest[stage] = self.store.latest(self.pipeline.name, stage, keys)
+        for stage in self.selected:
+            spec, made = self.pipeline[stage].spec, self.latest[stage]
+            if spec.publishes and made:
+                any_of_them = spec.publisher(next(iter(made)))
+                self.absent[stage] = made.keys() - {*any_of_them.present([*made])}
         if any(self.pipeline[s].spec.runs_udf for s in self.selected):
             self.adopted = adoptions(self.store, self.pipeline.name)
         self._name()
@@ -227,7 +233,7 @@ class _Planner:
             base = generation = in_force.generation if in_force else FIRST_GENERATION
             made = self._plans(stage, base, given)
             is_done = in_force and in_force.plan in made and not in_force.unfinished
-            is_done = is_done and self._is_at_target(key, stage)
+            is_done = is_done and self._is_published(key, stage)
             given_up = 0 if is_done else self._times_given_up(key, stage, in_force)
             former = self._in_force(key, stage) if self.retry else None
             has_failed_rows = former is not None and any(part.faults for part in former.parts)
@@ -253,14 +259,15 @@ class _Planner:
         """Return the generation after so many runs that gave a partition up."""
         return raised(base, f"{in_force} {given_up}", again=False) if given_up else base
 
-    def _is_at_target(self, key: str | None, stage: str) -> bool:
-        """Whether a branch has published nothing of a stage itself, or into its present target."""
-        spec = self.pipeline[stage].spec
-        if not (spec.publishes and self.store.fallback and (made := self._in_force(key, stage))):
+    def _is_published(self, key: str | None, stage: str) -> bool:
+        """Whether a target has what this store has published there of a stage, if anything."""
+        spec, is_there = self.pipeline[stage].spec, key not in self.absent[stage]
+        if not spec.publishes or (is_there and not self.store.fallback):
             return True
-        publisher = spec.publisher(key)
-        is_there = made.published and publisher and made.published.url == publisher.target.url
-        return bool(is_there) or made.root != self.store.root
+        if not (made := self._in_force(key, stage)) or made.root != self.store.root:
+            return True  # a branch leaves alone what it has not published itself
+        is_target = made.published and made.published.url == spec.publisher(key).target.url
+        return bool(is_target) and (is_there or not made.published_files)
 
     def _plans(self, stage: str, generation: str, given: Sequence[str]) -> list[str]:
         """Return the digests that a plan of a stage has, by each of its names."""
@@ -422,7 +429,7 @@ class _Planner:
     ) -> Causes:
         """Return why a stage is not up to date in a partition."""
         now: Sequence[Component] = self.components[stage]
-        why = ""
+        spec, why = self.pipeline[stage].spec, ""
         if in_force:
             if in_force.definition in self.adopted[stage].equals(self.definitions[stage]):
                 now = in_force.components
@@ -430,6 +437,8 @@ class _Planner:
                 why = self._raised_by(stage)
             elif (in_force.partition, stage) in self.lost:
                 why = LOST
+            elif spec.publishes and in_force.plan == plan.digest:
+                why = f"{UNPUBLISHED} {spec.published_in.url}"
         return causes(in_force, plan.digest, now, why, files, read, plan.undone, schema)
 
     def _require_same_versions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shutil
 import uuid
 from dataclasses import replace
 from datetime import timedelta
@@ -102,8 +103,24 @@ def published(request: pytest.FixtureRequest, tmp_path: Path) -> Published:
             return [snapshot.snapshot_id for snapshot in iceberg().snapshots()]
         return []
 
+    def compact() -> None:
+        if format == "delta":
+            DeltaTable(out).optimize.compact()
+            given = {"dry_run": False, "enforce_retention_duration": False}
+            DeltaTable(out).vacuum(0, **given)
+        elif format == "lance":
+            lance.dataset(out).optimize.compact_files()
+            lance.dataset(out).cleanup_old_versions(timedelta(0), delete_unverified=True)
+        elif format == "iceberg":  # as rewrite_data_files of Spark
+            iceberg().overwrite(iceberg().scan().to_arrow())
+
+    def drop() -> None:
+        if format == "iceberg":
+            opened(given["catalog"]).drop_table("db.t")
+        shutil.rmtree(out)
+
     store = Store(StoragePath(str(tmp_path / "store")))
-    return Published(store, spec.publisher, table, add, remove, versions)
+    return Published(store, spec.publisher, table, add, remove, versions, compact, drop)
 
 
 TABLES = [("delta", None), ("iceberg", None), ("lance", None)]

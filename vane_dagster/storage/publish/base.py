@@ -124,6 +124,14 @@ class Publisher(abc.ABC):
         """Return whether the target has all of a partition's files."""
 
     @abc.abstractmethod
+    def present(self, partitions: Sequence[str | None]) -> Iterable[str | None]:
+        """Return the partitions of which the target has any rows, by as few reads as possible.
+
+        All partitions are of the same `write` stage. Who wrote the rows does not matter, because
+        the maintenance of a table replaces its files.
+        """
+
+    @abc.abstractmethod
     def retire(self, former: Iterable[Sequence[str]], files: Sequence[str]) -> None:
         """Remove published files of earlier manifests that are not in the one in force."""
 

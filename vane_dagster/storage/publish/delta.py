@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -80,7 +80,7 @@ class DeltaPublisher(TablePublisher):
     def _active(self, table: Any) -> dict[str, Any] | None:
         if table is None:
             return None
-        actions = pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
+        actions = _add_actions(table)
         paths = actions.column("path").to_pylist()
         if self._column:
             name = f"partition.{self._column}"
@@ -89,6 +89,10 @@ class DeltaPublisher(TablePublisher):
             keys = actions.column(name).to_pylist()
             paths = [path for path, key in zip(paths, keys) if key == self._key]
         return {unquote(path): path for path in paths}
+
+    def _keys(self, table: Any, wanted: Sequence[str]) -> Iterable[str]:
+        actions = _add_actions(table)
+        return actions[f"partition.{self._column}"].to_pylist() if actions.num_rows else ()
 
     def _columns(self, table: Any) -> pa.Schema:
         return pa.schema(table.schema().to_arrow())
@@ -129,6 +133,11 @@ class DeltaPublisher(TablePublisher):
     def _version(self, table: Any) -> int | None:
         version: int = table.version()
         return version
+
+
+def _add_actions(table: Any) -> pa.Table:
+    """Return the table's files, with the values of their partitions."""
+    return pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
 
 
 def _statistics(parts: Parts, id: str) -> str:

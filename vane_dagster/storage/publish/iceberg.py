@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -100,6 +100,11 @@ class IcebergPublisher(TablePublisher):
         planned = table.scan(row_filter=self._predicate).plan_files()
         own = (task.file for task in planned if task.file.spec_id == spec)
         return {file.file_path.removeprefix(below): file for file in own}
+
+    def _keys(self, table: Any, wanted: Sequence[str]) -> Iterable[str]:
+        spec = table.spec().spec_id
+        files = (task.file for task in table.scan().plan_files())
+        return {file.partition[0] for file in files if file.spec_id == spec}
 
     @property
     def _predicate(self) -> Any:

@@ -63,8 +63,7 @@ class LancePublisher(TablePublisher):
 
     def __init__(self, declared: Target, partition: str | None) -> None:
         super().__init__(declared, partition)
-        owner = "" if self._key is None else f"={self._key}"
-        self._owner = hashlib.blake2b(owner.encode(), digest_size=8).hexdigest()
+        self._owner = _owner_of(self._key)
 
     @classmethod
     def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
@@ -169,6 +168,18 @@ class LancePublisher(TablePublisher):
             active[name] = _Held(bool(self._column) and not is_own, fragment)
         return active
 
+    def _keys(self, table: Any, wanted: Sequence[str]) -> Iterable[str]:
+        fragments = [
+            (f, _NAME.fullmatch(str(f.metadata.files[0].path))) for f in table.get_fragments()
+        ]
+        owners = {match[1] for _, match in fragments if match}
+        held = {key for key in wanted if _owner_of(key) in owners}
+        others = [fragment for fragment, match in fragments if not match]
+        if others and len(held) < len(wanted):
+            for batch in table.scanner(columns=[self._column], fragments=others).to_batches():
+                held.update(batch.column(0).unique().to_pylist())
+        return held
+
     @property
     def _is_ours(self) -> str:
         """The SQL filter for rows of the partition."""
@@ -203,3 +214,9 @@ class LancePublisher(TablePublisher):
 
     def _version(self, table: Any) -> int | None:
         return int(table.version)
+
+
+def _owner_of(key: str | None) -> str:
+    """Return how names of files say which partition their rows are of."""
+    owner = "" if key is None else f"={key}"
+    return hashlib.blake2b(owner.encode(), digest_size=8).hexdigest()

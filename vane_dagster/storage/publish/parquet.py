@@ -63,6 +63,11 @@ class FolderPublisher(Publisher):
     def holds(self, files: Sequence[str]) -> bool:
         return set(files) <= self.target.names().keys()
 
+    def present(self, partitions: Sequence[str | None]) -> Iterable[str | None]:
+        folders = [type(self)(self._declared, key).target for key in partitions]
+        listed = zip(partitions, in_threads(StoragePath.names, folders))
+        return [key for key, names in listed if any(name.endswith(".parquet") for name in names)]
+
     def retire(self, former: Iterable[Sequence[str]], files: Sequence[str]) -> None:
         left = {n for n in self.target.names() if parse_part_name(n) or _MERGED.fullmatch(n)}
         left -= set(files)

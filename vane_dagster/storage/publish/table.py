@@ -135,6 +135,17 @@ class TablePublisher(Publisher):
             active = self._active(self._opened())
         return active is not None and active.keys() == set(files)
 
+    def present(self, partitions: Sequence[str | None]) -> Iterable[str | None]:
+        with self._storage_errors("read"):
+            table = self._opened()
+            if table is None:
+                return ()
+            if not self._column:
+                return partitions if self._active(table) else ()
+            is_ours = self._partitioning(table) in (None, [self._column])
+            is_ours = is_ours and self._column in self._columns(table).names
+            return self._keys(table, [*map(str, partitions)]) if is_ours else ()
+
     def retire(self, former: Iterable[Sequence[str]], files: Sequence[str]) -> None:
         """Do nothing: the table's own maintenance removes files of former versions."""
 
@@ -177,6 +188,10 @@ class TablePublisher(Publisher):
     @abc.abstractmethod
     def _active(self, table: Any) -> dict[str, Any] | None:
         """Return the table's files for the partition, by path; None if there is no table."""
+
+    @abc.abstractmethod
+    def _keys(self, table: Any, wanted: Sequence[str]) -> Iterable[str]:
+        """Return the partitions with rows in the table: at least those of some."""
 
     @abc.abstractmethod
     def _columns(self, table: Any) -> pa.Schema:
