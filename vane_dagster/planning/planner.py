@@ -66,7 +66,7 @@ def plan_run(
     keep: bool = True,
     connect: Connect = lambda room: False,
 ) -> RunPlan:
-    """Plan a run: find completed work by listings alone, and determine the remaining work."""
+    """Plan a run: find completed work by listings, and determine the remaining work."""
     listed_at = time.monotonic()
     partitions = [*map(pipeline._partition, partitions)]
     pipeline = with_branch_targets(pipeline, store, selected)
