@@ -77,7 +77,7 @@ def plan_run(
     planner.look_up(partitions)
     outcomes = dict(zip(partitions, in_threads(planner.attempt, partitions)))
     warnings = EqualErrors()
-    for key in partitions:
+    for key in dict.fromkeys([None, *partitions]):
         for text in planner.warnings[key]:
             warnings.add(key, text)
     planned = [each for each in outcomes.values() if isinstance(each, PartitionPlan)]
@@ -178,7 +178,10 @@ class _Planner:
             spec, made = self.pipeline[stage].spec, self.latest[stage]
             if spec.publishes and made:
                 any_of_them = spec.publisher(next(iter(made)))
-                self.absent[stage] = made.keys() - {*any_of_them.present([*made])}
+                try:
+                    self.absent[stage] = made.keys() - {*any_of_them.present([*made])}
+                except StoreError as error:  # a run that publishes needs it, and is refused
+                    self.warnings[None].append(f"published rows are not looked for: {error}")
         if any(self.pipeline[s].spec.runs_udf for s in self.selected):
             self.adopted = adoptions(self.store, self.pipeline.name)
         self._name()

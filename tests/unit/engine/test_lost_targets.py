@@ -14,6 +14,7 @@ from deltalake import DeltaTable
 from support.data import partitioned, write_source
 from support.in_process import committed, compute
 from support.reused import upper
+from vane_dagster.errors import StoreError
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.publish.delta import DeltaPublisher
@@ -92,3 +93,11 @@ def test_a_table_is_read_once_for_all_partitions_of_a_plan(world):
         assert opened.call_count == 1
         plan_run(world.docs, ("upper", "folder"), KEYS, world.store)
         assert opened.call_count == 1
+
+
+def test_a_target_that_cannot_be_read_is_a_warning_of_a_plan(world):
+    error = StoreError("no such host")
+    with mock.patch.object(DeltaPublisher, "_opened", side_effect=error):
+        made = plan_run(world.docs, tuple(world.docs.stages), KEYS, world.store)
+    assert str(made).count("3 of 3 partitions up to date") == 3
+    assert made.warnings == ["published rows are not looked for: no such host"]
