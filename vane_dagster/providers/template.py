@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import string
 from collections.abc import Mapping, Sequence
@@ -43,7 +44,32 @@ class Text:
 
     def values(self, row: Mapping[str, Any], read_file: ReadFile | None) -> list[Any]:
         """Return the text of a row, or the value of the column."""
-        return [row[self.text] if self.is_column else self.text.format_map(row)]
+        if self.is_column:
+            return [row[self.text]]
+        return [self.text.format_map({name: _shown(row[name]) for name in self.fields})]
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as a template shows it: a struct, list or map as JSON."""
+    if not isinstance(value, (list, dict)):
+        return value
+    return json.dumps(_jsonable(value), ensure_ascii=False, default=_json_text)
+
+
+def _jsonable(value: Any) -> Any:
+    """Return a value with objects in place of maps, which are lists of pairs."""
+    if isinstance(value, dict):
+        return {name: _jsonable(each) for name, each in value.items()}
+    if not isinstance(value, list):
+        return value
+    if value and isinstance(value[0], tuple):
+        return {str(key): _jsonable(each) for key, each in value}
+    return [*map(_jsonable, value)]
+
+
+def _json_text(value: Any) -> str:
+    """Return the text of a value that JSON lacks."""
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def single_column(value: Any) -> str | None:

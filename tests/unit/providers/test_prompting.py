@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -196,6 +197,23 @@ def test_what_is_asked_for_a_row(messages, given, asked):
     others = {"text", "n", "title", "talk"} if passed is True else set(passed)
     assert set(rows.column_names) == {"id", "back", "back_usage", *others}
     assert rows["back"].to_pylist() == [asked[-1][::-1]]
+
+
+def test_structs_lists_and_maps_are_json_in_a_template():
+    row = {
+        "fields": {"a": None, "b": True, "day": date(2026, 1, 2), "name": "Zoë"},
+        "tags": [["x"], []],
+        "counts": [("x", {"n": 1})],  # a map, as Arrow returns it
+        "day": date(2026, 1, 2),
+        "price": 1.0,
+        "text": "it's",
+    }
+    template = parse_template("here", " ".join(f"{{{name}}}" for name in row), None)
+    (message,) = template.messages(row)
+    assert message["content"] == (
+        '{"a": null, "b": true, "day": "2026-01-02", "name": "Zoë"} [["x"], []] {"x": {"n": 1}} '
+        "2026-01-02 1.0 it's"
+    )
 
 
 class Turns(Reversed):
