@@ -140,14 +140,18 @@ def test_two_stages_and_two_runs_share_a_server(
     by_server(pipeline, llm).map(
         "continued", completed, fn_kwargs={"llm": llm}, schema={"continued": "VARCHAR"}
     )
+    few = {"temperature": 1, "max_tokens": 4}  # enough for a choice, not for JSON
+    choices = ["yes", "no"]
+    pipeline.prompt("chosen", "{text}", model=llm, return_format=choices, sampling_params=few)
 
-    assert materialize(pipeline, ray, select=["asked"]).success
+    assert materialize(pipeline, ray, select=["asked", "chosen"]).success
     (first,) = running(tiny)
     assert materialize(pipeline, ray, select=["continued"]).success
     assert running(tiny) == [first]  # by process id and the time of its start
 
     assert texts(tmp_path, "asked", "asked") == greedy(tiny, TEXTS)
     assert texts(tmp_path, "continued", "continued") == greedy(tiny, TEXTS, is_chat=False)
+    assert {*read(tmp_path, "chosen")["chosen"].to_pylist()} <= {*choices}
     assert first.environ()["VLLM_API_KEY"] not in " ".join(first.cmdline())
 
 

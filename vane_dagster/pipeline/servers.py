@@ -33,7 +33,7 @@ from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.pipeline.options import STARTUP_SECONDS
 from vane_dagster.pipeline.records import Workers
 from vane_dagster.providers.vllm_arguments import OPERATIONAL_ARGUMENTS
-from vane_dagster.servers.handle import HostUrls, ServerHandle
+from vane_dagster.servers.handle import VLLM, HostUrls, ServerHandle
 from vane_dagster.servers.launch import Launch
 from vane_dagster.servers.launch import flags as flags_of
 from vane_dagster.types.callables import check_call, is_function, unwrapped
@@ -109,8 +109,6 @@ class ModelServer(ServerHandle):
         label: Kind and name, for messages.
         key: Identifies the server to workers.
     """
-
-    kind = "server"
 
     def __init__(
         self,
@@ -371,7 +369,7 @@ class VLLMServer(ModelServer):
         DefinitionError: If an argument is invalid.
     """
 
-    kind = "vLLM server"
+    kind = VLLM
 
     @known_keywords("vd.VLLMServer", advice=_FIELDS, more=_FLAGS)
     def __init__(

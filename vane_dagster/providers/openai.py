@@ -10,6 +10,7 @@ from vane_dagster.providers.batch_api import OpenAIBatches
 from vane_dagster.providers.format import finished
 from vane_dagster.providers.http import HttpProvider, choice_schema, chosen, converted
 from vane_dagster.providers.usage import finish_reason, token_count
+from vane_dagster.servers.handle import VLLM
 
 _FORMATS = {"mpeg": "mp3", "mp4": "m4a"}
 """Formats of audio whose names differ from their media types."""
@@ -33,7 +34,11 @@ class OpenAIProvider(HttpProvider):
         """Return a request as the API expects it."""
         body: dict[str, Any] = {"model": self._model}
         body["messages"] = chat_messages(request.messages)
-        schema = choice_schema(request.choices) if request.choices else request.schema
+        schema = request.schema
+        if request.choices and self._server is not None and self._server.kind == VLLM:
+            body["structured_outputs"] = {"choice": list(request.choices)}  # shorter than JSON
+        elif request.choices:
+            schema = choice_schema(request.choices)
         if schema is not None:
             named = {"name": "answer", "schema": dict(schema)}
             body["response_format"] = {"type": "json_schema", "json_schema": named}

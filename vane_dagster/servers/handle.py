@@ -10,6 +10,9 @@ from typing import Any, Literal
 from vane_dagster.servers.directory import directory
 from vane_dagster.servers.launch import Endpoint
 
+VLLM = "vLLM server"
+"""The kind of a `vd.VLLMServer`."""
+
 
 class ServerHandle:
     """A server that a function or class was given as an argument.
@@ -21,18 +24,20 @@ class ServerHandle:
 
     Attributes:
         key: Identifies the server to workers.
+        kind: Its kind, for people.
         keyed: What counts in fragment keys; only where the server is declared.
         command: Its command line; only where the server is declared.
     """
 
+    kind: str = "server"
     keyed: Any = None
     command: Sequence[Any] = ()
 
-    def __init__(self, key: str) -> None:
-        self.key = key
+    def __init__(self, key: str, kind: str | None = None) -> None:
+        self.key, self.kind = key, kind or self.kind
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ServerHandle, (self.key,)  # a worker needs nothing else
+        return ServerHandle, (self.key, self.kind)  # a worker needs nothing else
 
     def __repr__(self) -> str:
         return f"<server {self.key}>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 import re
 from collections import Counter
 from types import SimpleNamespace
@@ -324,6 +325,19 @@ def test_limits_are_waited_for_in_a_turn_and_again_by_a_row_that_asks_again():
 
     asyncio.run(ask())
     assert taken == ["limits", "first", "limits", "limits", "second", "limits"]
+
+
+def test_a_vllm_server_is_asked_for_a_choice_as_plain_text():
+    vllm, other = vd.VLLMServer("m"), vd.Server(["serve", "{port}"], model="m")
+    for server in (vllm, other):
+        sent = pickle.loads(pickle.dumps(server))  # as a worker gets it
+        made, _ = provider("chat", None, server=sent)
+        body: Any = made.body(Request([{"role": "user", "content": "q"}], **CHOICES))
+        if server is vllm:
+            assert body.pop("structured_outputs") == {"choice": list(CHOICES["choices"])}
+        else:
+            assert body.pop("response_format")["type"] == "json_schema"
+        assert body.keys() == {"model", "messages"}
 
 
 def test_references_of_a_schema_lead_somewhere_in_an_object():
