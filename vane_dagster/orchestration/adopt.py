@@ -38,10 +38,10 @@ from vane_dagster.storage.manifest import Component, Manifest
 from vane_dagster.storage.reader import find_all
 
 _ADOPTABLE = ("code", "value", "argument")
-_REQUEST = {
-    f"option {name!r}"
-    for name in ("messages", "model", "provider_options", "sampling_params", "return_format")
-}
+_OPTIONS = (
+    "messages", "model", "provider", "provider_options", "sampling_params", "return_format",
+)  # fmt: skip
+_REQUEST = {f"option {name!r}" for name in _OPTIONS}
 """The options of a provider's model that change its answers, but not which rows there are."""
 _SHOWN = 5
 _VARY = (
@@ -152,8 +152,9 @@ class _Edit:
         if others := [c for c in changes if kinds[c] not in _ADOPTABLE and c not in _REQUEST]:
             raise PlanError(
                 f"{self.location}: {listed(others)} changed. Only edits of code, of its "
-                "arguments, and of the messages, model, provider_options, sampling_params and "
-                "return_format of a prompt can be adopted. Materialize the stage"
+                "arguments, and of the messages, model, provider, provider_options, "
+                "sampling_params and return_format of a prompt can be adopted. Materialize the "
+                "stage"
             )
         made = self.pipeline[self.stage].spec.made_schema(self.pipeline)
         if any(stored.schema.field(each.name).type != each.type for each in made or ()):

@@ -18,6 +18,7 @@ from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
 from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.local_file import FileContent, LocalFile, check_local_files
+from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.pipeline.contracts import BatchCall, RequestsCall
 from vane_dagster.pipeline.decorators import CallOptions
 from vane_dagster.pipeline.identity import (
@@ -71,7 +72,8 @@ class ModelStageSpec(MapBatchesSpec):
         """The provider, the model, the values of the model task, and an inferred schema."""
         schema = self.schema.to_string(show_schema_metadata=False)
         return [
-            Component("code", self.udf.name, self.code(pipeline).digest),
+            *(Component(*part) for part in self.code(pipeline).parts),
+            component("option", "provider", built_in_name(self.provider), _ANSWERS),
             *(
                 component("option", name, value_identity(pipeline, self, name, value))
                 for name, value in self._values.items()
@@ -171,7 +173,13 @@ class ModelStageSpec(MapBatchesSpec):
         Built-in providers count by frozen names and a number. A new version of this package
         therefore recomputes nothing unless its answers change.
         """
-        return self._code(pipeline, (*self.model_task.classes, *self.model_task.functions))
+        task = self.model_task
+        found = self._code(pipeline, (*task.classes, *task.functions))
+        # What its schema is also depends on the package of a model that is not the user's.
+        schemas = [
+            ("code", each.__qualname__, value_digest(task.format.schema)) for each in task.classes
+        ]
+        return replace(found, parts=(*found.parts, *schemas))
 
     def worker_code(self, pipeline: Pipeline) -> str:
         """Digest of the provider, and of code that a worker never sees a later edit of.
@@ -193,7 +201,7 @@ class ModelStageSpec(MapBatchesSpec):
         identity = digest("provider", name, _ANSWERS, *(one.digest for one in identities))
         return CodeIdentity(
             identity,
-            (("code", self.udf.name, identity),),
+            tuple(dict.fromkeys(part for one in identities for part in one.parts)),
             tuple(packages),
             find_modules=lambda: tuple(
                 dict.fromkeys(module for one in identities for module in one.modules)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
@@ -71,10 +71,18 @@ def causes(
 
 def changed(before: Iterable[Component], now: Iterable[Component]) -> Mapping[str, str]:
     """Return the components that changed or are new, then those that are gone, and which it is."""
-    then, today = ({str(each): each.digest for each in some} for some in (before, now))
+    then, today = map(_by_name, (before, now))
     changes = {name: "changed" if name in then else "counts now" for name in today}
     changes |= {name: "no longer counts" for name in then if name not in today}
     return {name: how for name, how in changes.items() if then.get(name) != today.get(name)}
+
+
+def _by_name(components: Iterable[Component]) -> Mapping[str, Sequence[str]]:
+    """Return the digests of components by their names, which several may share."""
+    digests = defaultdict[str, list[str]](list)
+    for each in components:
+        digests[str(each)].append(each.digest)
+    return digests
 
 
 def _changed_types(before: pa.Schema, now: pa.Schema) -> list[str]:

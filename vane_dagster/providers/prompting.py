@@ -146,11 +146,13 @@ class PromptTask:
 
     def keyed(self, include: Any) -> Mapping[str, Any]:
         """Return the values that change the output, in a frozen order."""
+        form = self.format
         return {
             **({"columns": self.columns} if self.function else {}),
             "messages": (self.template.keyed, self.template.system),
             "sampling_params": dict(sorted(self.sampling.items())),
-            "return_format": (self.format.schema, self.format.choices, self.format.model),
+            # A pydantic model counts by its code.
+            "return_format": None if form.model else form.schema or form.choices,
             "output_column": self.output,
             "include_columns": include,
             "explain_errors": self.explain,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import vane_dagster as vd
 from support.data import write_source
+from support.edits import Project
 from support.plans import docs, plan, settle, source, triple
-from vane_dagster.planning.causes import describe
+from vane_dagster.planning.causes import changed, describe
+from vane_dagster.planning.definition import components
 from vane_dagster.storage.filesystem import StoragePath
+from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.store import Store
 
 
@@ -65,6 +70,44 @@ def test_only_what_changed_is_named(tmp_path, store):
     assert found(tmp_path, store, text="upper(text)")["clean"] == {"column 'text' changed": 1}
     assert found(tmp_path, store, where="n > 0")["clean"] == {"option 'where' changed": 1}
     assert found(tmp_path, store, out="other")["out"] == {"option 'target' changed": 1}
+
+
+ASKED = (
+    "from pydantic import BaseModel\nfrom words import short\n"
+    "class Facts(BaseModel):\n    n: int\n"
+    "def asked(row):\n    return short(row['text'])\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "cause"),
+    [
+        ("words.py", "9", "8", "code of words.short"),
+        ("defs.py", "n: int", "n: float", "code of Facts"),
+        ("defs.py", "row['text']", "'a'", "code of asked"),
+        ("", "model", "other", "option 'model'"),
+        ("", "provider", "anthropic", "option 'provider'"),
+    ],
+)
+def test_a_prompt_names_what_was_edited(tmp_path, monkeypatch, file, old, new, cause):
+    project = Project(tmp_path)
+    project.write(defs=ASKED, words="def short(text):\n    return text[:9]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr("sys.dont_write_bytecode", True)
+
+    def declared(**given: str) -> Sequence[Component]:
+        pipeline = vd.Pipeline("docs", source=vd.parquet("rows.parquet"), id="id")
+        function, form = project.load("asked"), project.load("Facts")
+        stage = pipeline.prompt(
+            "out", function, return_format=form, **{"provider": "openai", "model": "m", **given}
+        )
+        return components(pipeline, stage.spec)
+
+    before = declared()
+    if file:
+        project.edit(file, old, new)
+    assert changed(before, declared(**({} if file else {old: new}))) == {cause: "changed"}
+    project.forget()
 
 
 def test_files_are_counted(tmp_path, store):

@@ -262,6 +262,6 @@ def test_row_definitions_are_frozen(project):
 
 FROZEN = {
     "batches": "6eb5b77997c23a2ac97bc17177d1d416aa129f65",
-    "prompt": "d10701f86de182c3a1a068f0a787fb227875f327",
-    "vectors": "191f9829db135ab667d6b053bbeee6d829a2da9e",
+    "prompt": "b63c6637f2e4d0434356a71ecb683c6dec3eb880",
+    "vectors": "1c83136962c768667ec78652ae0a4d41142eebb0",
 }
