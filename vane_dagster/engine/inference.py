@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from vane_dagster.engine.recompute import delete_parts
-from vane_dagster.errors import SchemaError
+from vane_dagster.errors import SchemaError, VaneError
 from vane_dagster.events import Noticed
 from vane_dagster.pipeline.contracts import TYPES
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -30,8 +30,11 @@ INFERRED_ROWS = 16
 _MANY = 16
 _MOST_COMPUTED = 64
 
-Execute = Callable[[RunPlan], Mapping[str, Sequence[Part]]]
-"""Executes the plan of a preview, and returns the parts of its stages."""
+Execute = Callable[[RunPlan], tuple[Mapping[str, Sequence[Part]], VaneError | None]]
+"""Executes the plan of a preview.
+
+Returns the parts of its stages, and the error of those that were not computed.
+"""
 
 
 @dataclass(frozen=True)
@@ -165,9 +168,11 @@ class SchemaInference:
         stages = {s: replace(p, set_aside=known.get(s, ())) for s, p in partition.stages.items()}
         plan = replace(plan, partitions=[replace(partition, stages=stages)])
         self._executed.append(plan)
-        made = self.execute(plan)
+        made, error = self.execute(plan)
         for name in plan.needed():
             self.computed.setdefault(name, []).extend(made.get(name, ()))
+        if error is not None:
+            raise error
         parts = made[stage]
         return FirstRows(
             [read_part(part.folder, part.info.name) for part in parts],

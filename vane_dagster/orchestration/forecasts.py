@@ -19,7 +19,7 @@ from vane_dagster.orchestration.partition_order import partition_order
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.forecast import NOT_COUNTED, Forecast, Sample, forecast
-from vane_dagster.planning.plan import RunPlan
+from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.storage.store import Store
@@ -87,7 +87,7 @@ def _sampled(
     """
     from vane_dagster.orchestration.preview import previewing
 
-    parts, warm_up = defaultdict[str, list[PartInfo]](list), defaultdict[str, list[PartInfo]](list)
+    parts = defaultdict[str, list[PartInfo]](list)
     keys = [each.key for each in plan.partitions if any(each.stages[s].missing for s in stages)]
     given = (plan.pipeline, plan.selected, keys, store, compute)
     with previewing(*given, show=lambda event: None) as (inference, loads):
@@ -95,17 +95,23 @@ def _sampled(
             if stage in parts or plan.pipeline[stage].spec.publishes:
                 continue
             try:
-                for taken, size in ((warm_up, 1), (parts, rows)):
-                    made = inference.first_rows(plan.pipeline, stage, size, most=1)
-                    if made is None:  # no row reaches the stage
-                        break
-                    for name in made.plan.needed():
-                        taken[name] += [part.info for part in made.parts[name] if part.info.rows_in]
+                first = inference.first_rows(plan.pipeline, stage, 1, most=1)
+                made = first and inference.first_rows(plan.pipeline, stage, rows, most=1)
+                if made is None:  # no row reaches the stage
+                    continue
+                for name in made.plan.needed():
+                    parts[name] += [part.info for part in made.parts[name] if part.info.rows_in]
             except VaneError as error:
                 failed.append(f"a sample could not be computed: {error}")
         return {
-            stage: Sample(each, warm_up[stage], loads.get(stage)) for stage, each in parts.items()
+            stage: Sample(each, _others(inference.computed[stage], each), loads.get(stage))
+            for stage, each in parts.items()
         }
+
+
+def _others(computed: Sequence[Part], parts: Sequence[PartInfo]) -> list[PartInfo]:
+    """Return what was computed besides some parts: first rows, and above a stage that failed."""
+    return [each.info for each in computed if each.info.rows_in and each.info not in parts]
 
 
 def _holdups(plan: RunPlan, forecasted: Forecast, store: Store, compute: Any) -> Iterator[str]:

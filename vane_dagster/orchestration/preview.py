@@ -19,7 +19,7 @@ from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.fragment_state import input_id
 from vane_dagster.engine.inference import FirstRows, SchemaInference, calls_models
 from vane_dagster.engine.kept_instances import with_kept_instances
-from vane_dagster.errors import DefinitionError, names
+from vane_dagster.errors import DefinitionError, VaneError, names
 from vane_dagster.events import Event, WorkerReady
 from vane_dagster.orchestration.partition_order import partition_order
 from vane_dagster.orchestration.progress import PRINTED, log_text
@@ -74,7 +74,7 @@ def previewing(
                 loads.update(dict.fromkeys(event.stages, event.report.seconds))
             show(event)
 
-        def run(plan: RunPlan) -> Mapping[str, Sequence[Part]]:
+        def run(plan: RunPlan) -> tuple[Mapping[str, Sequence[Part]], VaneError | None]:
             checks = CheckRunner(plan.pipeline, store)
             context = RunContext(store, run_id, checks, listen)
             backend = connection.backend()

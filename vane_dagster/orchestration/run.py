@@ -21,7 +21,7 @@ from vane_dagster.engine.executor import execute
 from vane_dagster.engine.inference import SchemaInference
 from vane_dagster.engine.recompute import delete_parts, read_sample
 from vane_dagster.engine.stage_batches import stage_batches
-from vane_dagster.errors import ComputeError
+from vane_dagster.errors import ComputeError, VaneError
 from vane_dagster.events import (
     Connected,
     Event,
@@ -107,7 +107,7 @@ def run_pipeline(
     ):
         run = replace(run, listen=telemetry.listen)
 
-        def preview(first: RunPlan) -> Mapping[str, Sequence[Part]]:
+        def preview(first: RunPlan) -> tuple[Mapping[str, Sequence[Part]], VaneError | None]:
             return execute_preview(run, first, connection.backend())
 
         first = (run.store, preview, run.run_id, run.listen, selected, partitions)
@@ -180,8 +180,8 @@ def await_batches(
 
 def execute_preview(
     run: RunContext, plan: RunPlan, backend: Backend
-) -> Mapping[str, Sequence[Part]]:
-    """Execute the plan of a preview."""
+) -> tuple[Mapping[str, Sequence[Part]], VaneError | None]:
+    """Execute the plan of a preview; see `Execute`."""
     heard = (Printed, Noticed, WorkerReady)
 
     def listen(event: Event) -> None:
@@ -191,9 +191,8 @@ def execute_preview(
     made, failed = _recomputed(
         replace(run, listen=listen, flush=lambda: None, used={}), plan, backend
     )
-    if failed:
-        raise failed[0].error
-    return {each.stage: each.parts for each in made}
+    error = failed[0].error if failed else None
+    return {each.stage: each.parts for each in made}, error
 
 
 ReadSample = Callable[[str | None], Sequence[RecomputedRows]]

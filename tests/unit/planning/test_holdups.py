@@ -222,3 +222,23 @@ def test_servers_that_have_to_start_are_said(tmp_path, store):
     assert text.endswith("has to start, unless it is running")
     (text,) = docs.plan(store=store, compute=vd.LocalCompute()).holdups
     assert text.endswith("has to start")
+
+
+def broken(batch: Any) -> Any:
+    raise ValueError("broken")
+
+
+def test_a_stage_that_fails_loses_no_answers_of_those_above_it(tmp_path, store):
+    write_source(tmp_path / "src", {"id": range(50), "n": range(50)})
+    made = vd.Pipeline("tickets", source=vd.parquet(str(tmp_path / "src")), id="id")
+    model = vd.Model("m", options={"address": str(tmp_path / "asked")})
+    label = made.prompt("label", "label {n}", provider=Counting, model=model)
+    failing = label.map_batches("failing", broken, schema={"label": "VARCHAR"})
+    failing.project("last", ["label"]).project("very_last", ["label"])
+    for sample in (1, 10):
+        found = made.plan(store=store, sample=sample, compute=InProcessCompute())
+        assert [each.sampled for each in found.stages] == [sample, 0, 0, 0]
+        assert "broken" in " ".join(found.holdups)
+        asked = (tmp_path / "asked").read_text().splitlines()
+        assert sorted(asked) == sorted(f"label {n}" for n in range(sample))
+        (tmp_path / "asked").unlink()
