@@ -94,7 +94,10 @@ class ModelStageSpec(MapBatchesSpec):
 
     def texts(self, pipeline: Pipeline) -> Mapping[str, str]:
         """The code, the messages and the other options."""
-        return texts_of({**self.code(pipeline).texts(), **self._values})
+        values = {**self._values}
+        if "messages" in values:
+            values["messages"] = str(self.model_task.template)
+        return texts_of({**self.code(pipeline).texts(), **values})
 
     def inferred_schema(
         self, pipeline: Pipeline, inferred: pa.Schema, given: pa.Schema, rows: int

@@ -94,6 +94,14 @@ class Template:
     turns: tuple[Turn, ...] = ()
     system: str | None = None
 
+    def __str__(self) -> str:
+        """Return a line for each message, with the role if the user's is not the only one."""
+        system = [] if self.system is None else [("system", self.system)]
+        turns = [*system, *((role, " ".join(map(str, parts))) for role, parts in self.turns)]
+        if [role for role, _ in turns] == ["user"]:
+            return turns[0][1]
+        return "\n".join(f"{role}: {text}" for role, text in turns)
+
     @property
     def parts(self) -> Sequence[Text | Content]:
         """The parts of all messages."""

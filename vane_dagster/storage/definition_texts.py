@@ -38,7 +38,6 @@ def read_texts(store: Store, pipeline: str, stage: str, definition: str) -> dict
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of a unified diff of the texts of two definitions."""
     for name in {**now, **before}:
-        end = "\n- None" if name == "messages" else ""  # there is no system message
-        then, today = (each.get(name, "").removesuffix(end).splitlines() for each in (before, now))
+        then, today = (each.get(name, "").splitlines() for each in (before, now))
         labels = f"{name} of the stored results", name
         yield from difflib.unified_diff(then, today, *labels, n=2, lineterm="")

@@ -125,8 +125,8 @@ class ManifestIndex:
         with contextlib.suppress(StoreError, FileNotFoundError):
             if manifest.kind == "prompt":
                 texts = read_texts(self.store, self.pipeline, manifest.stage, definition) or {}
-                messages = texts.get("messages", "").removesuffix("\n- None")
-                values["messages"] = short_text(messages, _MESSAGES)
+                if messages := texts.get("messages"):  # empty if a function makes them
+                    values["messages"] = short_text(messages, _MESSAGES)
             columns = _shown(with_rows(self.store, manifest).schema, manifest.keys)
             part = self._read(row.file.folder, row.file.name, tuple(columns.names))
             values |= _texts(part.select(columns.names), row.row)

@@ -46,6 +46,15 @@ def test_messages_that_are_no_template(messages, message):
         parse_template("stage", messages, None)
 
 
+def test_messages_are_shown_with_their_roles():
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": ["See {n}", "{text}"]},
+    ]
+    shown = [str(parse_template("here", given, None)) for given in (chat, "Say: {text}", "text")]
+    assert shown == ["system: Be brief.\nuser: See {n} {text}", "Say: {text}", "column `text`"]
+
+
 def test_the_assets_say_what_is_asked(tmp_path):
     pipeline = docs(tmp_path)
     pipeline.prompt("asked", "Say: {text}", provider=Reversed, model="m")

@@ -435,15 +435,18 @@ def test_a_row_has_its_values_and_a_prompt_its_question_and_answer(tmp_path):
     pipeline = prompts.docs(tmp_path, ["a fox", "a dog" * 60, "c", "d"], **columns)
     kept = pipeline.project("kept", ["text", "vector", "raw", "tags"])
     kept.prompt("asked", "Reverse: {text}", model="m", provider=prompts.Reversed, system="Do.")
+    kept.prompt("made", lambda row: row["text"], model="m", provider=prompts.Reversed)
     compute(pipeline, store(tmp_path), [None])
 
     found = by_stage(trace(tmp_path, pipeline["asked"], 0, None))
     assert found["source"].values == {"text": "a fox", "tags": "[a, b]"}
     assert found["kept"].values == found["source"].values
     asked = found["asked"].values
-    assert asked["messages"] == "- 'Reverse: {text}' - 'Do.'"
+    assert asked["messages"] == "system: Do. user: Reverse: {text}"
     assert asked["asked"] == "xof a :esreveR"
     assert "'prompt_tokens': 14" in asked["asked_usage"]
+    made = by_stage(trace(tmp_path, pipeline["made"], 0, None))["made"].values
+    assert (made["made"], "messages" in made) == ("xof a", False)
     shown = str(trace(tmp_path, "docs/asked", 1, None))
     assert f"text: {('a dog' * 60)[:79]}…; tags: [a, b]\n" in shown
     assert f"; asked: {('god a' * 60)[:79]}…; asked_usage: " in shown
