@@ -98,6 +98,57 @@ plugin(
     "import json\nfrom registry import REGISTRY\nfound = json.dumps([*REGISTRY, 1])\n",
     changes=False,
 )
+_HOOK = "def hook(v):\n    REGISTRY['clean'] = lambda b: b + len(v)\n    return v\n"
+_WRAPPED = (
+    "def wrap(*_):\n    return hook\nimport dataclasses\nimport vane_dagster as vd\n"
+    "{}class Own:\n    n: int = 2\n    def __call__(self, b: str) -> str:\n        return b\n"
+)
+_CONFIG = (
+    "import dagster as dg\nfrom typing import Annotated\nfrom pydantic import AfterValidator\n"
+    "Text = Annotated[str, AfterValidator(hook)]\nclass Own(dg.Config):\n    n: "
+)
+for before, statement in [
+    ("", "sorted(['1'], key=make())"),
+    ("class Own:\n    __call__ = staticmethod(hook)\n", "sorted(['1'], key=Own())"),
+    ("HOOKS = {}\ndef known(f):\n    HOOKS['h'] = f\nknown(hook)\n", "max(['1'], key=HOOKS['h'])"),
+    (
+        "HOOK = None\ndef use(f):\n    global HOOK\n    HOOK = f\nuse(hook)\n",
+        "max(['1'], key=HOOK)",
+    ),
+    ("try:\n    from hooks import hook\nexcept ImportError:\n    pass\n", "max(['1'], key=hook)"),
+    (
+        "DATA = None\ndef use():\n    global DATA\n    DATA = dict(put=hook)\nuse()\n",
+        "DATA['put']('1')",
+    ),
+    ("", "[max(['1'], key=h) for h in [hook]]"),
+    ("", "json.loads('{\"1\": 3}', object_hook=REGISTRY.update)"),
+    (_WRAPPED.format("@functools.partial(wrap, 3)\n"), "Own('1')"),
+    (_WRAPPED.format("@wrap\n@vd.cls\n"), "Own('1')"),
+    (_CONFIG + "Text\n", "Own(n='1')"),
+    (_CONFIG + "Annotated[str, AfterValidator(hook)]\n", "Own(n='1')"),
+    ("", "h = hook\n    found = max(['1'], key=h)"),
+    ("", "h = []\n    h.append(hook)\n    found = max(['1'], key=h[0])"),
+    ("", "h = {}\n    h['a'] = hook\n    found = max(['1'], key=h['a'])"),
+    ("", "for h in [hook]:\n        found = max(['1'], key=h)"),
+    ("", "found = max(['1'], key=given)"),
+    ("", "found = max(['1'], key=more[0])"),
+    ("", "found = json.loads('{\"1\": 3}', object_hook=registry.update)"),
+]:
+    head = f"import functools, json\nfrom registry import REGISTRY\n{_HOOK}{before}"
+    plugin(
+        f"{statement!r} calls what it gets, in a factory, after {before!r}",
+        f"{head}def make():\n    return hook\ndef build(registry, given, *more):\n"
+        f"    {statement}\nbuild(REGISTRY, hook, hook)\n",
+        "'1'" if "'1'" in statement else '"1"',
+        "'12'" if "'1'" in statement else '"12"',
+    )
+    if "    " not in statement and not statement.startswith("found"):
+        plugin(
+            f"{statement!r} calls what it gets, after {before!r}",
+            f"{head}def make():\n    return hook\nfound = {statement}\n",
+            "'1'" if "'1'" in statement else '"1"',
+            "'12'" if "'1'" in statement else '"12"',
+        )
 inside(
     "a class under vd.cls is only held",
     "import vane_dagster as vd\nROOT = 'a'\nPATH = ROOT + '/1'\n@vd.cls\nclass udf:\n"
@@ -253,6 +304,7 @@ for within, call, old, new, changes in [
     ("    udf.k = 3\n", "docs('a')", "k = 3", "k = 4", True),
     ("    f = udf\n    f.k = 3\n", "docs('a')", "k = 3", "k = 4", True),
     ("", "docs('a')\nf = udf\nf.k = 3", "k = 3", "k = 4", True),
+    ("    fs = []\n    fs.append(other)\n", "docs('a')", "return 1", "return 2", False),
     ("    return udf\n", "docs('a').k = 3", "k = 3", "k = 4", True),
     ("    global REG\n    REG = [3]\n", "docs('a')", "[3]", "[4]", True),
     (
@@ -269,11 +321,14 @@ for within, call, old, new, changes in [
     )  # fmt: skip
 
 _DECLARED = """import dataclasses
+import datetime
 import os
+import re
 import yaml
 from typing import Literal
 import vane_dagster as vd
 LABELS = ["a", "b"]
+NAMES = ["c", "d"]
 QUESTION = "Which of LABELS is {{x}}?"
 @dataclasses.dataclass(frozen=True)
 class Own(vd.checks.Check):
@@ -311,6 +366,8 @@ for within, call in [
     ("b = add(p)", 'p = build("d")\nassets = [p.build_assets()]'),
     ("", 'p = build("d")\na = add(p)'),
     ('c = yaml.safe_load("n: 1")["n"]', 'p = build("d")'),
+    ("c = max(len(each) for each in NAMES) + int(re.sub(NAMES[0], model, '3'))", 'p = build("d")'),
+    ("for each in sorted(NAMES): d = datetime.timedelta(days=len(each))", "p = build(NAMES[1])"),
     ('if not folder: raise ValueError(f"no {folder}")', 'p = build("d")'),
 ]:
     inside(

@@ -44,8 +44,9 @@ Values (`values`, `objects`, `files`):
       function or class, counts if the script binds the name more than once or in a loop, or has
       another literal for it; and if it is computed, and the script was started with arguments, the
       code under ``if __name__ == "__main__"`` or of a function changes it, or that code or a
-      function that it calls passes it to a call. For a class, its attributes count. A value
-      without a stable content counts by the whole script and its command line.
+      function that it names passes it to a call or gives it another name. For a class, its
+      attributes count. A value without a stable content counts by the whole script and its command
+      line.
     - Arguments, closures, and defaults of functions made inside a function count by value;
       functions, classes and objects among them also by their code. An object counts by its class
       and its pickle. The layout of an array in memory does not count.
@@ -82,6 +83,7 @@ Limits. These changes are not detected:
       in a class); whether two arguments are the same object; whether a file has
       ``from __future__ import annotations``; the text, line numbers and ``dir()`` of code that
       looks at itself, and the order of the names in its ``globals()``.
+    - What handlers and filters of logging, and the file that `print` writes to, do with a text.
 """
 
 from __future__ import annotations

@@ -411,6 +411,20 @@ def test_what_the_values_of_a_script_reach_counts(tmp_path, monkeypatch, text):
         "if __name__ == '__main__':\n    CONFIG.load({})\n",
         "TABLE = dict()\ndef put(d, n):\n    d['n'] = n\ndef udf(x):\n    return TABLE['n']\n"
         "def main():\n    put(TABLE, {})\nif __name__ == '__main__':\n    main()\n",
+        *(
+            "TABLE = dict()\ndef put(d, n):\n    d['n'] = n\ndef udf(x):\n    return TABLE['n']\n"
+            "class Own:\n    def run(self, d):\n        put(TABLE, {})\n"
+            "def main():\n    t = TABLE\n    put(t, {})\n"
+            f"if __name__ == '__main__':\n    {call}\n"
+            for call in (
+                "main()",
+                "print(*map(put, [TABLE], [{}]))",
+                "Own().run(3)",
+                "f = main; f()",
+                "print(list(map(lambda f: f(), [main])))",
+                "for t in [TABLE]: put(t, {})",
+            )
+        ),
         "class All:\n    def add_one(self, f):\n        self.one = f\n"
         "ALL = All()\ndef udf(x):\n    return ALL.one(x)\n"
         "if __name__ == '__main__':\n    @ALL.add_one\n    def made(x):\n        return {}\n",
