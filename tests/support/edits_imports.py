@@ -200,6 +200,26 @@ edit(
 # An imported module changes classes, settings and modules.
 beside("a method of a class is replaced", "import model\nmodel.Model.__call__ = lambda s, b: 1\n")
 beside("a library's function is replaced", "import json\njson.loads = lambda text: 1\n")
+beside(
+    "the context of decimals is set",
+    "import decimal\ncontext = decimal.getcontext()\ncontext.prec = 1\n",
+)
+plugin(
+    "a validator of settings registers",
+    "import pydantic_settings, pydantic\nfrom registry import REGISTRY\n"
+    "class Settings(pydantic_settings.BaseSettings):\n    k: int = 1\n"
+    "    @pydantic.model_validator(mode='after')\n    def keep(self):\n"
+    "        REGISTRY['clean'] = lambda b: b + self.k\n        return self\n"
+    "settings = Settings()\n",
+)
+for base in ("ABC", "object"):
+    plugin(
+        f"a subclass of a class of {base} registers itself",
+        "from abc import ABC\nfrom registry import REGISTRY\n"
+        f"class Base({base}):\n    def __init_subclass__(cls, **kw):\n"
+        "        super().__init_subclass__(**kw)\n        REGISTRY[cls.__name__] = cls\n"
+        "class clean(Base):\n    def __new__(cls, b):\n        return b + 1\n",
+    )
 beside("a file is written", "open('there.txt', 'w').write('1')\n")
 beside(
     "what makes values",
@@ -221,7 +241,17 @@ beside(
     "def g():\n    return 1\n"
     "FUNCTIONS = {'g': g, **{n: g for n in 'ab'}}\nFUNCTIONS['h'] = g\n"
     "class Thing:\n    def __init__(self, k):\n        self.all = []\n        self.all.append(k)\n"
-    "thing = Thing(1)\nthing.k = 1\n",
+    "thing = Thing(1)\nthing.k = 1\n"
+    "from abc import ABC, abstractmethod\nfrom decimal import Decimal\nimport json, yaml\n"
+    "from pydantic_settings import BaseSettings\nVAT = Decimal('0.1')\n"
+    "class Base(ABC):\n    def __init_subclass__(cls, name, **kw):\n"
+    "        super().__init_subclass__(**kw)\n        cls.name = name\n"
+    "    @abstractmethod\n    def run(self): ...\n"
+    "class Derived(Base, name='1'):\n    def run(self):\n        return VAT\n"
+    "class Settings(BaseSettings):\n    k: int = 1\nDEFAULTS, ROW = Settings(k=1), Row(x=1)\n"
+    "FILE = ROOT / 'a1' / 'b.yaml'\nVALUES = yaml.safe_load(FILE.read_text())\n"
+    "def read(path):\n    with open(path) as file:\n        return json.load(file)\n"
+    "READ = read(FILE), (ROOT / 'c1').exists()\n",
     changes=False,
 )
 beside(
@@ -325,10 +355,12 @@ import datetime
 import os
 import re
 import yaml
+from pathlib import Path
 from typing import Literal
 import vane_dagster as vd
 LABELS = ["a", "b"]
 NAMES = ["c", "d"]
+ROOT = Path(__file__).parent
 QUESTION = "Which of LABELS is {{x}}?"
 @dataclasses.dataclass(frozen=True)
 class Own(vd.checks.Check):
@@ -352,6 +384,7 @@ def build(folder, model="m"):
     return p
 {call}
 """
+_CALL = 'p = build("d", ROOT / "c" / "d.yaml")'
 for within, call in [
     ('p.map("c", udf, schema="INT", asset=vd.Asset(checks=[Own(1)]))', 'p = build("d")'),
     ('p.map("c", Model(), schema="INT", concurrency=1)', 'p = build("d")'),
@@ -367,6 +400,7 @@ for within, call in [
     ("", 'p = build("d")\na = add(p)'),
     ('c = yaml.safe_load("n: 1")["n"]', 'p = build("d")'),
     ("c = max(len(each) for each in NAMES) + int(re.sub(NAMES[0], model, '3'))", 'p = build("d")'),
+    ('c = (Path(folder) / "a.sql").exists() and yaml.safe_load(model.read_text())["n"]', _CALL),
     ("for each in sorted(NAMES): d = datetime.timedelta(days=len(each))", "p = build(NAMES[1])"),
     ('if not folder: raise ValueError(f"no {folder}")', 'p = build("d")'),
 ]:

@@ -32,22 +32,22 @@ _INERT = frozenset({
     "click", "dagster", "logging", "pathlib", "pytest", "typer", "vane_dagster", "warnings",
 })  # fmt: skip
 """Libraries whose declarations and settings change no result."""
-_PURE = _INERT | {
-    "dataclasses", "functools", "itertools", "typing", "typing_extensions", "os.environ.get",
-    "os.getenv", "os.getcwd", "os.cpu_count", "os.fspath", "os.path", "jax.jit", "numba.jit",
-    "numba.njit", "ray.remote", "tenacity.retry", "tensorflow.function", "torch.compile",
-    "torch.device", "torch.inference_mode", "torch.no_grad", "triton.jit",
-}  # fmt: skip
-"""Libraries and functions that the user's code may use when an import runs it."""
 _PARSERS = frozenset({
-    "datetime", "hashlib", "json", "math", "max", "min", "re", "sorted", "string", "textwrap",
-    "time", "tomllib", "uuid", "yaml.safe_load", "zoneinfo",
+    "datetime", "decimal.Decimal", "hashlib", "json", "math", "max", "min", "re", "sorted",
+    "string", "textwrap", "time", "tomllib", "uuid", "yaml.safe_load", "zoneinfo",
 })  # fmt: skip
 """Libraries and functions that return new values, and change nothing unless they are given code."""
-_VALUES = _PURE | _PARSERS | {
-    "__future__", "abc", "argparse", "attr", "attrs", "collections", "contextlib", "copy", "enum",
-    "fractions", "pydantic", "threading", "torch.cuda.device_count", "torch.cuda.is_available",
-    "types",
+_PURE = _INERT | _PARSERS | {
+    "abc", "dataclasses", "functools", "itertools", "pydantic", "pydantic_settings", "typing",
+    "typing_extensions", "os.environ.get", "os.getenv", "os.getcwd", "os.cpu_count", "os.fspath",
+    "os.path", "jax.jit", "numba.jit", "numba.njit", "ray.remote", "tenacity.retry",
+    "tensorflow.function", "torch.compile", "torch.device", "torch.inference_mode",
+    "torch.no_grad", "triton.jit",
+}  # fmt: skip
+"""Libraries and functions that the user's code may use when an import runs it."""
+_VALUES = _PURE | {
+    "__future__", "argparse", "attr", "attrs", "collections", "contextlib", "copy", "enum",
+    "fractions", "threading", "torch.cuda.device_count", "torch.cuda.is_available", "types",
 }  # fmt: skip
 """Libraries whose results are all that a call or decorator leaves behind."""
 _TABLES = frozenset({"numpy", "pandas", "polars", "pyarrow"})
@@ -270,7 +270,7 @@ class Effects:
 
     def _is_inert(self, module: Module, act: Act) -> bool:
         """Return whether an act changes and calls nothing that a stage may use."""
-        root = ast_digest.root(act.target)
+        root = _begin(act.target)
         made = act.node if isinstance(act.node, ast.Call) else act.target
         if act.kind != "base" and isinstance(root, ast.Name) and self._is_declared(module, made):
             is_direct = any(isinstance(path, Imported) for path in paths(root))
@@ -279,7 +279,7 @@ class Effects:
 
     def _is_declared(self, module: Module, value: ast.AST | None) -> bool:
         """Return whether a value is made by libraries whose declarations change nothing."""
-        root = ast_digest.root(value) if value is not None else None
+        root = _begin(value) if value is not None else None
         if not isinstance(root, ast.Name):
             return False
         scope = _Scope(
@@ -383,7 +383,7 @@ class Effects:
         declared = set[str]()  # of the variables
 
         def is_declared(value: ast.AST | None) -> bool:
-            root = ast_digest.root(value) if value is not None else None
+            root = _begin(value) if value is not None else None
             if not isinstance(root, ast.Name):
                 return False
             if root.id in made:
@@ -422,7 +422,7 @@ class Effects:
             local.update((n, True) for n, v in held if n in made and scope.lends_code(v))
 
         def is_inert(act: Act) -> bool:
-            root = ast_digest.root(act.target)
+            root = _begin(act.target)
             if getattr(root, "id", "") not in made and self._makes_new(module, act, local):
                 return True
             if act.kind in ("base", "decorator") or not isinstance(root, ast.Name):
@@ -538,6 +538,14 @@ class Effects:
         whole = called if called and all(isinstance(p, Imported) for p in called) else begun
         is_parser = is_library and all(_is_among(path, _PARSERS) for path in whole)
         return is_parser and not self._hands_code(module, act.node, local)
+
+
+def _begin(node: ast.AST) -> ast.AST:
+    """Return what an expression begins with, also of a path: ``A`` for ``(A / "b").parent``."""
+    root = ast_digest.root(node)
+    while isinstance(root, ast.BinOp) and isinstance(root.op, ast.Div):
+        root = ast_digest.root(root.left)
+    return root
 
 
 def _is_data(value: ast.AST | None) -> bool:
