@@ -149,6 +149,13 @@ for before, statement in [
             "'1'" if "'1'" in statement else '"1"',
             "'12'" if "'1'" in statement else '"12"',
         )
+plugin(
+    "a parser calls a default of a factory",
+    f"from registry import REGISTRY\n{_HOOK}def build(hook=hook):\n"
+    "    found = max(['1'], key=hook)\nbuild()\n",
+    "'1'",
+    "'12'",
+)
 inside(
     "a class under vd.cls is only held",
     "import vane_dagster as vd\nROOT = 'a'\nPATH = ROOT + '/1'\n@vd.cls\nclass udf:\n"

@@ -402,7 +402,8 @@ class Effects:
         augmented = {id(node.target) for node in nodes if isinstance(node, ast.AugAssign)}
         done = [act for statement in function.body for act in acts(statement)]
         arguments = function.args
-        every = None in code or any(map(scope.lends_code, ast_digest.evaluated(function)))
+        defaults = ast_digest.evaluated(function)
+        every = None in code or any(self._lends_code(module, each, {}) for each in defaults)
         exact = [
             *enumerate(each.arg for each in places),
             *((k.arg, k.arg) for k in arguments.kwonlyargs),
