@@ -406,7 +406,7 @@ for within, call in [
     ("b = add(p)", 'p = build("d")\nassets = [p.build_assets()]'),
     ("", 'p = build("d")\na = add(p)'),
     ('c = yaml.safe_load("n: 1")["n"]', 'p = build("d")'),
-    ("c = max(len(each) for each in NAMES) + int(re.sub(NAMES[0], model, '3'))", 'p = build("d")'),
+    ("c = max(len(each) for each in NAMES) + len(re.sub('a', '3', model))", 'p = build("d")'),
     ('c = (Path(folder) / "a.sql").exists() and yaml.safe_load(model.read_text())["n"]', _CALL),
     ("for each in sorted(NAMES): d = datetime.timedelta(days=len(each))", "p = build(NAMES[1])"),
     ('if not folder: raise ValueError(f"no {folder}")', 'p = build("d")'),

@@ -42,11 +42,10 @@ Top-level statements, in the UDF's file and those that it imports:
 Values (`values`, `objects`, `files`):
     - Workers get the functions of a script with its module-level values. Such a value, also a
       function or class, counts if the script binds the name more than once or in a loop, or has
-      another literal for it; and if it is computed, and the script was started with arguments, the
-      code under ``if __name__ == "__main__"`` or of a function changes it, or that code or a
-      function that it names passes it to a call or gives it another name. For a class, its
-      attributes count. A value without a stable content counts by the whole script and its command
-      line.
+      another literal for it; and if it is computed, and the script was started with arguments, a
+      function changes it, or it is named under ``if __name__ == "__main__"`` or by a function or
+      class that is named there. Loggers do not. For a class, its attributes count. A value without
+      a stable content counts by the whole script and its command line.
     - Arguments, closures, and defaults of functions made inside a function count by value;
       functions, classes and objects among them also by their code. An object counts by its class
       and its pickle. The layout of an array in memory does not count.

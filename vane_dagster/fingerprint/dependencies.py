@@ -6,6 +6,7 @@ import ast
 import builtins
 import contextlib
 import linecache
+import logging
 import sys
 import types
 from collections import deque
@@ -222,7 +223,7 @@ class DependencyWalk:
                 self._read += [(module, each) for each in sorted(frozenset[str]().union(*named))]
 
     def _varies(self, module: Module, name: str, value: Any, units: Sequence[SymbolSource]) -> bool:
-        if isinstance(value, types.ModuleType):
+        if isinstance(value, (types.ModuleType, logging.Logger)):
             return False
         source = self.finder.source(str(module.path))
         units = [unit for unit in units if not unit.is_main_guard]

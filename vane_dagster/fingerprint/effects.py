@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import ast
 import builtins
-import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Any, NamedTuple
 
 from vane_dagster.errors import CodeIdentityError
@@ -36,7 +35,14 @@ _PARSERS = frozenset({
     "datetime", "decimal.Decimal", "hashlib", "json", "math", "max", "min", "re", "sorted",
     "string", "textwrap", "time", "tomllib", "uuid", "yaml.safe_load", "zoneinfo",
 })  # fmt: skip
-"""Libraries and functions that return new values, and change nothing unless they are given code."""
+"""Libraries and functions that return new values, and change nothing without a callback."""
+_CALLBACKS = frozenset({
+    None, "cls", "default", "key", "object_hook", "object_pairs_hook", "parse_constant",
+    "parse_float", "parse_int", "repl",
+})  # fmt: skip
+"""The keywords by which they take one; None is that of `**`."""
+_REPLACING = frozenset({"sub", "subn"})
+"""Functions and methods that take a text or a callback before their last argument."""
 _PURE = _INERT | _PARSERS | {
     "abc", "dataclasses", "functools", "itertools", "pydantic", "pydantic_settings", "typing",
     "typing_extensions", "os.environ.get", "os.getenv", "os.getcwd", "os.cpu_count", "os.fspath",
@@ -76,19 +82,7 @@ _CONSTRUCTING = frozenset({
     "__init__", "__new__", "__post_init__", "__setattr__", "model_post_init", "__init_subclass__",
 })  # fmt: skip
 """Methods that run when an instance is made."""
-
-
-class _Scope(NamedTuple):
-    """What is known of values where a call stands.
-
-    Attributes:
-        is_declared: Whether libraries make a value whose declarations change nothing.
-        lends_code: Whether a value may be or hold a function of the user's.
-    """
-
-    is_declared: Callable[[ast.AST | None], bool]
-    lends_code: Callable[[ast.AST], bool]
-
+_IsDeclared = Callable[[ast.AST | None], bool]
 
 _REBINDING = (
     ast.Global, ast.Nonlocal, ast.NamedExpr, ast.Import, ast.ImportFrom, ast.ExceptHandler,
@@ -275,22 +269,18 @@ class Effects:
         if act.kind != "base" and isinstance(root, ast.Name) and self._is_declared(module, made):
             is_direct = any(isinstance(path, Imported) for path in paths(root))
             return is_direct or not self._is_used((module.name, root.id))
-        return self._makes_new(module, act, {})
+        return self._makes_new(module, act)
 
     def _is_declared(self, module: Module, value: ast.AST | None) -> bool:
         """Return whether a value is made by libraries whose declarations change nothing."""
         root = _begin(value) if value is not None else None
         if not isinstance(root, ast.Name):
             return False
-        scope = _Scope(
-            lambda v: self._is_declared(module, v),
-            lambda v: not self._is_declared(module, v) and self._lends_code(module, v, {}),
-        )
-        is_made = self._is_made(module, value, root, scope)
+        is_made = self._is_made(module, value, root, lambda v: self._is_declared(module, v))
         return self._is_declared_name(module, root.id) if is_made is None else is_made
 
     def _is_made(
-        self, module: Module, value: ast.AST | None, root: ast.Name, scope: _Scope
+        self, module: Module, value: ast.AST | None, root: ast.Name, is_declared: _IsDeclared
     ) -> bool | None:
         """Return whether a value is made by such a library, or by a function that only declares.
 
@@ -304,7 +294,7 @@ class Effects:
         calls = [c for c in calls if (chain(c.func)[0] if imported else c.func) is root]
         if not calls:
             return False if imported else None
-        return all(self._called(module, call, scope)[1] for call in calls)
+        return all(self._called(module, call, is_declared)[1] for call in calls)
 
     def _is_declared_name(self, module: Module, name: str) -> bool:
         key = (module.name, name)
@@ -320,7 +310,7 @@ class Effects:
     def _own(self, module: Module, called: ast.AST) -> tuple[Module, Sequence[ast.AST]]:
         """Return the module of a user's function or class that is called, and its definitions."""
         place: Module | None = module
-        path, *others = paths(called) or ["."]
+        path, *others = paths(called) or ["?"]
         if isinstance(path, Imported):
             package, _, path = (absolute(module, path) or "").rpartition(".")
             place = self._finder.find(package) if package else None
@@ -329,7 +319,9 @@ class Effects:
         units = self._finder.source(str(place.path)).binding(path)
         return place, [unit.nodes[-1] for unit in units]
 
-    def _called(self, module: Module, call: ast.Call, scope: _Scope) -> tuple[bool, bool]:
+    def _called(
+        self, module: Module, call: ast.Call, is_declared: _IsDeclared
+    ) -> tuple[bool, bool]:
         """Return whether a function changes only what it declares or is given of that.
 
         And whether it returns only that, too.
@@ -338,30 +330,23 @@ class Effects:
         names = [*range(len(call.args)), *(each.arg for each in call.keywords)]
         values = [*call.args, *(each.value for each in call.keywords)]
         is_exact = not any(isinstance(each, ast.Starred) for each in call.args)
-        given = frozenset(n for n, v in zip(names, values) if is_exact and scope.is_declared(v))
-        code = frozenset(
-            n if is_exact else None for n, v in zip(names, values) if scope.lends_code(v)
-        )
-        key = (tuple(map(id, nodes)), given, code)
+        given = frozenset(n for n, v in zip(names, values) if is_exact and is_declared(v))
+        key = (tuple(map(id, nodes)), given)
         if key not in self._calls:
             self._calls[key] = False, False  # in a circle
             if nodes and all(isinstance(node, ast.FunctionDef) for node in nodes):
-                each = [self._effects_of(place, node, given, code) for node in nodes]
+                each = [self._effects_of(place, node, given) for node in nodes]
                 self._calls[key] = all(one for one, _ in each), all(both for _, both in each)
         return self._calls[key]
 
     def _effects_of(
-        self,
-        module: Module,
-        function: ast.AST,
-        declared: Set[int | str | None],
-        code: Set[int | str | None],
+        self, module: Module, function: ast.AST, declared: Set[int | str | None]
     ) -> tuple[bool, bool]:
-        """See `_called`; some of the function's arguments are declared, some may hold code."""
+        """See `_called`; some of the function's arguments are declared."""
         assert isinstance(function, ast.FunctionDef)
         places = [*function.args.posonlyargs, *function.args.args]
-        names = [each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)]
-        made: dict[str, list[ast.expr | None]] = {name: [None] for name in names}
+        given = [each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)]
+        made: dict[str, list[ast.expr | None]] = {name: [None] for name in given}
         made |= {
             each.arg: [] for i, each in enumerate(places) if not declared.isdisjoint((i, each.arg))
         }
@@ -388,133 +373,48 @@ class Effects:
                 return False
             if root.id in made:
                 return root.id in declared
-            return bool(self._is_made(module, value, root, scope))
+            return bool(self._is_made(module, value, root, is_declared))
 
-        local = dict.fromkeys(made, False)  # whether it may hold code
-        scope = _Scope(
-            is_declared, lambda v: not is_declared(v) and self._lends_code(module, v, local)
-        )
         size = -1
         while size != len(declared):
             size = len(declared)
             declared.update(n for n in reversed(made) if all(map(is_declared, made[n])))
 
         augmented = {id(node.target) for node in nodes if isinstance(node, ast.AugAssign)}
-        done = [act for statement in function.body for act in acts(statement)]
-        arguments = function.args
-        defaults = ast_digest.evaluated(function)
-        every = None in code or any(self._lends_code(module, each, {}) for each in defaults)
-        exact = [
-            *enumerate(each.arg for each in places),
-            *((k.arg, k.arg) for k in arguments.kwonlyargs),
-        ]
-        local.update((name, True) for at, name in exact if every or not code.isdisjoint((at, name)))
-        rest = [each for each in (arguments.vararg, arguments.kwarg) if each and (code or every)]
-        local.update((each.arg, True) for each in rest)
-        local.update((node.name, True) for node in nodes if isinstance(node, Definition))
-        held = [*_stored(nodes)]
-        for act in done:  # a method may keep what it gets
-            if isinstance(act.node, ast.Call):
-                given = [*act.node.args, *(each.value for each in act.node.keywords)]
-                held += [(getattr(ast_digest.root(act.target), "id", ""), each) for each in given]
-        count = -1
-        while count != sum(local.values()):
-            count = sum(local.values())
-            local.update((n, True) for n, v in held if n in made and scope.lends_code(v))
 
         def is_inert(act: Act) -> bool:
             root = _begin(act.target)
-            if getattr(root, "id", "") not in made and self._makes_new(module, act, local):
+            if getattr(root, "id", "") not in made and self._makes_new(module, act):
                 return True
             if act.kind in ("base", "decorator") or not isinstance(root, ast.Name):
                 return False
             if (
                 isinstance(act.node, ast.Call)
                 and root.id not in made
-                and self._called(module, act.node, scope)[0]
+                and self._called(module, act.node, is_declared)[0]
             ):
                 return True
             # A method of a list, for example, or an item of a dict.
             kind = ast.Subscript if act.kind == "store" else ast.Attribute
             displays = made.get(root.id, ()) if getattr(act.target, "value", None) is root else ()
             is_own = bool(displays) and all(isinstance(each, _DISPLAYS) for each in displays)
-            sorts = getattr(act.target, "attr", "") == "sort"
-            hands_code = sorts and self._hands_code(module, act.node, local)
-            if is_own and isinstance(act.target, kind) and not hands_code:
+            if is_own and isinstance(act.target, kind) and not _has_callback(act):
                 return id(act.node) not in augmented
             return is_declared(act.node if isinstance(act.node, ast.Call) else root)
 
+        done = [act for statement in function.body for act in acts(statement)]
         if function.decorator_list or not all(map(is_inert, done)):
             return False, False
         values = [node.value for node in nodes if isinstance(node, ast.Return)]
         returned = itertools.chain(*(_elements(value) for value in values if value))
         return True, all(isinstance(v, ast.Constant) or is_declared(v) for v in returned)
 
-    def _hands_code(self, module: Module, node: ast.AST, local: Mapping[str, bool]) -> bool:
-        """Return whether a call gets what may be a function of the user's, which it may call."""
-        if not isinstance(node, ast.Call):
-            return False
-        given = [*node.args, *(each.value for each in node.keywords)]
-        return any(self._holds_code(module, each, local) for each in given)
-
-    def _lends_code(self, module: Module, value: ast.AST, local: Mapping[str, bool]) -> bool:
-        """Return whether a value may hold code, or an object of a module, which has methods."""
-        is_object = any(self._is_object(module, each, local) for each in _elements(value))
-        return is_object or self._holds_code(module, value, local)
-
-    def _is_object(self, module: Module, value: ast.AST, local: Mapping[str, bool]) -> bool:
-        """Return whether a value is a variable of a module that may get code, or has methods."""
-        if getattr(value, "id", "") in local:
-            return False
-        place, bound = self._own(module, value)
-        files = [self._finder.source(str(each.path)) for each in (module, place)]
-        name = getattr(value, "id", getattr(value, "attr", ""))
-        is_changed = any(name in file.changed_later for file in files)
-        return any(is_changed or not _is_data(getattr(each, "value", each)) for each in bound)
-
-    def _holds_code(
-        self,
-        module: Module,
-        value: ast.AST,
-        local: Mapping[str, bool],
-        seen: set[int] | None = None,
-    ) -> bool:
-        """Return whether a value may be, or hold, a function of the user's.
-
-        It does not if it consists of literals, and of names of these and of libraries.
-        """
-        seen = set() if seen is None else seen
-        nodes = list(ast.walk(value))
-        called = {id(part.func) for part in nodes if isinstance(part, ast.Call)}
-        for part in nodes:
-            name = getattr(part, "id", getattr(part, "attr", ""))
-            if isinstance(part, ast.Name) and name in local:
-                if local[name]:
-                    return True
-                continue
-            place, bound = self._own(module, part)
-            is_part = isinstance(part, (ast.Attribute, ast.Subscript)) and id(part) not in called
-            over = getattr(part, "value", part)
-            if (
-                isinstance(part, (*Definition, ast.Lambda, ast.Import, ast.ImportFrom))
-                or len(paths(part)) > 1
-                or name in self._finder.source(str(place.path)).set_by_functions
-                or (is_part and self._is_object(module, over, local))
-            ):
-                return True
-            new = [each for each in bound if id(each) not in seen]
-            seen.update(map(id, new))
-            held = [getattr(each, "value", each) for each in new]
-            if any(self._holds_code(place, each, {}, seen) for each in held if each):
-                return True
-        return False
-
-    def _makes_new(self, module: Module, act: Act, local: Mapping[str, bool]) -> bool:
+    def _makes_new(self, module: Module, act: Act) -> bool:
         """Return whether an act leaves nothing behind but its value.
 
         The rule: it calls what neither calls nor changes its arguments (a quiet function, a method
         of a text or logger, a class that runs no code when an instance is made), or a library that
-        returns new values, without code of the user's among the arguments.
+        returns new values, without a callback.
         """
         root = ast_digest.root(act.target)
         if act.kind == "base" or not isinstance(root, ast.Name):
@@ -538,7 +438,7 @@ class Effects:
             return True
         whole = called if called and all(isinstance(p, Imported) for p in called) else begun
         is_parser = is_library and all(_is_among(path, _PARSERS) for path in whole)
-        return is_parser and not self._hands_code(module, act.node, local)
+        return is_parser and not _has_callback(act)
 
 
 def _begin(node: ast.AST) -> ast.AST:
@@ -549,11 +449,13 @@ def _begin(node: ast.AST) -> ast.AST:
     return root
 
 
-def _is_data(value: ast.AST | None) -> bool:
-    """Return whether a value is constant, and no empty display, which may be filled later."""
-    with contextlib.suppress(ValueError, TypeError):
-        return isinstance(value, _TEXTS) or bool(ast.literal_eval(value))  # type: ignore[arg-type]
-    return False
+def _has_callback(act: Act) -> bool:
+    """Return whether a call gets a function that it may call."""
+    given = {each.arg for each in getattr(act.node, "keywords", ())}
+    first = getattr(act.node, "args", [])[:-1]
+    name = getattr(act.target, "attr", "")
+    is_text = all(isinstance(each, _TEXTS) for each in first)
+    return not given.isdisjoint(_CALLBACKS) or (name in _REPLACING and not is_text)
 
 
 def _is_text(value: ast.AST | None) -> bool:
@@ -609,19 +511,7 @@ def _is_plain_member(node: ast.stmt) -> bool:
     )
 
 
-def _stored(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the variables that nodes set or change, and what they get."""
-    for node in nodes:
-        value = (getattr(node, key, None) for key in ("iter", "context_expr", "value"))
-        got = next((each for each in value if isinstance(each, ast.AST)), None)
-        targets = getattr(node, "targets", [])
-        targets = [*targets, *(getattr(node, key, None) for key in ("target", "optional_vars"))]
-        for part in (part for each in targets if each for part in ast.walk(each)):
-            if got is not None and isinstance(part, ast.Name):
-                yield part.id, got
-
-
-def _elements(value: ast.AST) -> Sequence[ast.AST]:
+def _elements(value: ast.expr) -> Sequence[ast.expr]:
     """Return the elements of a tuple, list or dict; else the value itself."""
     return getattr(value, "elts", None) or getattr(value, "values", None) or [value]
 

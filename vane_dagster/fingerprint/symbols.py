@@ -192,16 +192,16 @@ class SourceFile:
 
     @cached_property
     def changed_later(self) -> frozenset[str]:
-        """The names that functions and the statements under ``__main__`` bind, or change in place.
+        """The names that functions bind or change in place, and those named under ``__main__``.
 
-        A function's local variable of the same name counts too; under ``__main__``, and in the
-        functions called there, whatever a call, a decorator or a variable gets.
+        There, and in the functions and classes named there. Local variables of the same name count.
         """
         changed: set[str] = set()
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)
         later = [node for node in ast.walk(self.tree) if isinstance(node, functions)]
         guards = [n for n in self.tree.body if SymbolSource(self.path, [n]).is_main_guard]
-        for node in (inner for each in (*later, *guards) for inner in ast.walk(each)):
+        made = [node for node in self.tree.body if isinstance(node, Definition)]
+        for node in (inner for each in later for inner in ast.walk(each)):
             targets: list[ast.AST] = []
             if isinstance(node, (ast.Attribute, ast.Subscript)):
                 targets = [] if isinstance(node.ctx, ast.Load) else [node]
@@ -211,22 +211,15 @@ class SourceFile:
                 targets = [*node.args[:1]]
             roots = map(ast_digest.root, targets)
             changed.update(each.id for each in roots if isinstance(each, ast.Name))
-        called: list[ast.AST] = [*guards]
-        classes = [node for node in ast.walk(self.tree) if isinstance(node, ast.ClassDef)]
-        for node in (inner for each in called for inner in ast.walk(each)):  # which grows
-            given: list[ast.AST | None] = [*getattr(node, "decorator_list", ())]
-            named: set[str] = set()
-            if isinstance(node, ast.Call):
-                given = [*node.args, *(keyword.value for keyword in node.keywords)]
-                named = {getattr(node.func, "id", ""), getattr(node.func, "attr", "")}
-            elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For)):
-                given = [node.iter if isinstance(node, ast.For) else node.value]
-            passed = {*_names_in(given)}
-            changed |= passed
-            for each in (*later, *classes):
-                names = {each.name, *_names_in(each.decorator_list)}
-                if each not in called and not names.isdisjoint(named | passed):
-                    called.append(each)
+        reached: list[ast.AST] = [*guards]
+        for node in reached:  # which grows
+            named = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            changed |= named
+            for each in made:
+                around = (part for every in each.decorator_list for part in ast.walk(every))
+                names = {each.name, *(getattr(part, "id", "") for part in around)}
+                if each not in reached and not names.isdisjoint(named):
+                    reached.append(each)
         return self.set_by_functions.union(changed, bound_names(guards))
 
     def binding(self, name: str) -> list[SymbolSource]:
@@ -286,17 +279,6 @@ def _lambda_arguments(statements: Sequence[ast.stmt]) -> list[ast.AST]:
             chained = chained.value
     nodes = (node for each in statements for node in ast.walk(each))
     return lambdas if len(lambdas) == sum(isinstance(n, ast.Lambda) for n in nodes) else []
-
-
-def _names_in(values: Iterable[ast.AST | None]) -> Iterator[str]:
-    """Yield the names that values, or the elements of displays among them, begin with."""
-    waiting = [*values]
-    for value in waiting:  # which grows
-        root = ast_digest.root(value) if value is not None else None
-        if isinstance(root, ast.Name):
-            yield root.id
-        elif isinstance(root, (ast.Tuple, ast.List, ast.Set, ast.Dict, ast.IfExp, ast.BoolOp)):
-            waiting += ast.iter_child_nodes(root)
 
 
 def _bindings(nodes: Iterable[ast.AST]) -> Counter[str]:
