@@ -54,22 +54,8 @@ def find_any(
     files: Sequence[RowFile], keys: Sequence[str], wanted: Any
 ) -> tuple[int, Found] | None:
     """Return the row with an id that is in at most one of several files."""
-
-    def attempt(file: RowFile) -> list[Found] | StoreError:
-        try:
-            return find(file, keys, 0, [wanted])
-        except StoreError as error:
-            return error
-
-    failed: StoreError | None = None
-    for index, matches in enumerate(in_threads(attempt, files)):
-        if isinstance(matches, StoreError):
-            failed = matches
-        elif matches:
-            return index, matches[0]
-    if failed is not None:
-        raise failed
-    return None
+    hits = in_threads(lambda file: find(file, keys, 0, [wanted]), files)
+    return next(((index, hit[0]) for index, hit in enumerate(hits) if hit), None)
 
 
 def row_at(file: RowFile, keys: Sequence[str], row: int) -> Found:
