@@ -297,16 +297,5 @@ class AnthropicBatches(BatchApi):
                     yield BatchAnswer(each.custom_id, result.type)
 
 
-_STATUS = {
-    "invalid_request_error": 400,
-    "authentication_error": 401,
-    "billing_error": 402,
-    "permission_error": 403,
-    "not_found_error": 404,
-    "request_too_large": 413,
-    "rate_limit_error": 429,
-    "api_error": 500,
-    "timeout_error": 504,
-    "overloaded_error": 529,
-}
-"""The HTTP status of each type of error of Anthropic's API."""
+_STATUS = {"invalid_request_error": 400, "permission_error": 403, "request_too_large": 413}
+"""The HTTP status of the errors of Anthropic's API that would come again; see `BatchAnswers`."""
