@@ -19,13 +19,11 @@ import pyarrow as pa
 
 from vane_dagster import _failpoints
 from vane_dagster._arguments import check_installed
-from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.lance_table import open_table
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.publish.compaction import Parts, staged_rows
 from vane_dagster.storage.publish.table import TablePublisher
 from vane_dagster.storage.publish.target import Target
-from vane_dagster.storage.store import Store
 from vane_dagster.storage.table_options import driver_options, driver_url
 from vane_dagster.types.casts import cast_table
 from vane_dagster.types.sql import literal
@@ -69,22 +67,6 @@ class LancePublisher(TablePublisher):
     def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
         check_installed(f"{where}: format='lance'", "lance", "lance")
         return super().validate(declared, where, partitioned)
-
-    def parts(
-        self, manifest: Manifest | None, keys: Sequence[str], store: Store
-    ) -> Mapping[str, Mapping[str, StoragePath]]:
-        """Return the parts whose rows are in the table, one by one unless files hold several."""
-        if self._declared.target_bytes is not None:
-            return super().parts(manifest, keys, store)
-        if manifest is None or manifest.published is None:
-            return {}
-        with self._storage_errors("read"):
-            active = self._active(self._opened()) or {}
-        if not active.keys() <= set(manifest.published.files):
-            return {}
-        stems = self._by_stem(active)
-        there = [part for part in manifest.parts if not part.rows or part.stem in stems]
-        return {part.key: {part.name: self.target} for part in there}
 
     # The files
 
