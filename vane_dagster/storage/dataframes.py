@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from vane_dagster._lazy import pq
 from vane_dagster._private_folder import user_folder
@@ -231,13 +230,8 @@ def _ray_dataset(rows: StoredRows) -> Any:
         )
     if not rows.files:
         return data.from_arrow(empty_table(rows.schema))
-    systems = {file.fs for file in rows.files}
-    if _has_bytes(rows) or rows.partition_column or len(systems) > 1:
-        files = data.range(len(rows.files))
-        return files.map_batches(_of_files, fn_args=(rows,), batch_format="pyarrow", batch_size=1)
-    fs = None if rows.is_local else PyFileSystem(FSSpecHandler(systems.pop()))
-    read = data.read_parquet(rows.paths, filesystem=fs, partitioning=None)
-    return read.select_columns(rows.schema.names)
+    files = data.range(len(rows.files))
+    return files.map_batches(_of_files, fn_args=(rows,), batch_format="pyarrow", batch_size=1)
 
 
 def _of_files(batch: pa.Table, rows: StoredRows) -> pa.Table:
