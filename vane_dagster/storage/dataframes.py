@@ -192,10 +192,7 @@ def _polars_lazy(rows: StoredRows) -> Any:
     pl: Any = importlib.import_module("polars")
     if not rows.files or any(holds_tensors(field.type) for field in rows.schema):
         return _polars(rows).lazy()
-    if not rows.is_local or rows.partition_column:
-        return pl.scan_pyarrow_dataset(_dataset(rows))
-    frame = pl.scan_parquet(rows.paths, glob=False, hive_partitioning=False, extra_columns="ignore")
-    return frame.select(rows.schema.names)
+    return pl.scan_pyarrow_dataset(_dataset(rows))
 
 
 def _relation(rows: StoredRows) -> Any:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from vane_dagster._arguments import NAME
 from vane_dagster._keywords import require_columns
 from vane_dagster.errors import StoreError, names
-from vane_dagster.storage.filesystem import StoragePath, in_threads, protocols
+from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.store import Store
@@ -47,16 +47,6 @@ class StoredRows:
     files: tuple[RowsFile, ...]
     schema: pa.Schema
     partition_column: str | None = None
-
-    @property
-    def paths(self) -> list[str]:
-        """The paths of the files."""
-        return [file.path for file in self.files]
-
-    @property
-    def is_local(self) -> bool:
-        """Whether all files are on a local disk."""
-        return all("file" in protocols(file.fs) for file in self.files)
 
     def select(self, columns: Sequence[str] | None) -> StoredRows:
         """Select columns."""
