@@ -5,7 +5,6 @@ from __future__ import annotations
 OPERATIONAL_ARGUMENTS = (
     "block_size",
     "cpu_offload_gb",
-    "device",
     "disable_log_stats",
     "distributed_executor_backend",
     "download_dir",
@@ -26,7 +25,6 @@ OPERATIONAL_ARGUMENTS = (
     "mm_processor_cache_gb",
     "mm_processor_cache_type",
     "pipeline_parallel_size",
-    "swap_space",
     "tensor_parallel_size",
 )
 """Arguments of vLLM's engine that do not change answers."""
