@@ -6,7 +6,6 @@ import asyncio
 import time
 
 _MINUTE = 60.0
-_LOOK_SECONDS = 0.1
 _RECENT = 10
 
 
@@ -27,18 +26,14 @@ class RateLimiter:
         self.typical = typical
 
     async def take(self) -> None:
-        """Wait until the rate allows a typical amount.
-
-        One waits at a time, and looks again meanwhile, because `learn` may have corrected the rate.
-        """
+        """Wait until the rate allows a typical amount. One waits at a time."""
         if not self._seconds:
             return
         async with self._turn:
-            begins = time.monotonic()
-            while (left := self._next - time.monotonic()) > 0:
-                await asyncio.sleep(min(left, _LOOK_SECONDS))
-                begins = self._next
-            self._next = begins + self.typical * self._seconds * self.workers
+            now = time.monotonic()
+            self._next = max(self._next, now)
+            await asyncio.sleep(self._next - now)
+            self._next += self.typical * self._seconds * self.workers
 
     def learn(self, amount: float) -> None:
         """Record the actual amount, and correct the difference from `typical`; 0 if unknown."""
