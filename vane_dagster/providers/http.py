@@ -24,7 +24,7 @@ from vane_dagster.servers.launch import Endpoint
 
 _MAX_SHOWN = 300
 _TYPICAL_TOKENS = 500.0
-_REFUSED = frozenset({401, 402, 404})
+REFUSED = frozenset({401, 402, 404})
 """Statuses by which an endpoint refuses all requests: the key, the account or the model."""
 _NO_CREDIT = "insufficient_quota"
 """OpenAI's code of an account without credit, whose status is that of a rate limit: 429."""
@@ -226,7 +226,7 @@ class HttpProvider:
         except ValueError as error:  # a response that is not JSON
             raise self._malformed(getattr(error, "doc", error)) from error
         except self._api.APIStatusError as error:
-            if is_refusal(error.status_code) or getattr(error, "code", None) == _NO_CREDIT:
+            if error.status_code in REFUSED or getattr(error, "code", None) == _NO_CREDIT:
                 raise EndpointRefused(self._refusal(error)) from error
             raise
 
@@ -264,11 +264,6 @@ def _key_of(variable: str | None, error: type[Exception], where: str) -> str:
     if variable:
         keep_variables({variable: key})
     return key
-
-
-def is_refusal(status: int) -> bool:
-    """Whether an endpoint refuses all requests by a status, for now."""
-    return status in _REFUSED
 
 
 def _unsendable(where: str, fields: Mapping[str, Any]) -> str | None:

@@ -25,7 +25,7 @@ from vane_dagster.providers.batch_api import (
     BatchRequestError,
     Pending,
 )
-from vane_dagster.providers.http import MalformedResponse, is_refusal
+from vane_dagster.providers.http import REFUSED, MalformedResponse
 from vane_dagster.retries import TRANSIENT_STATUS
 from vane_dagster.storage.batch_records import ANSWERS, ROW_GROUP, digests_in, digests_of
 from vane_dagster.storage.damage import read_whole
@@ -122,7 +122,7 @@ def _may_pass(answer: BatchAnswer) -> bool:
     """Whether a failure is not the request's: of the provider, the account or the time."""
     if answer.status == "expired" or not answer.code:
         return True
-    return answer.code in TRANSIENT_STATUS or is_refusal(answer.code)
+    return answer.code in TRANSIENT_STATUS | REFUSED
 
 
 def _problem(answer: BatchAnswer) -> str:

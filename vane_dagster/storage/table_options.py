@@ -60,5 +60,4 @@ def table_options(target: StoragePath) -> dict[str, str]:
     }
     if endpoint and not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
         options["AWS_REGION"] = options["AWS_REGION"] or "us-east-1"
-    assert protocol_of(target.url) in ("s3", "s3a"), "refused where it is declared"
     return {name: str(value) for name, value in options.items() if value}
