@@ -152,13 +152,8 @@ class Diff(Printed):
                 pairs = [(*pair, f"{number:,}") for pair, number in column.labels.items()]
                 yield title, [(a.name, b.name, "rows"), *pairs]
             examples = [(each.id, each.before, each.now) for each in column.examples]
-            counted = column.measures or column.labels
-            most = (
-                f"{column.column}: rows that differ most"
-                if counted
-                else f"{title}, these most of all"
-            )
-            yield most, [("id", a.name, b.name), *examples]
+            shown = f"{column.column}: rows that differ most"
+            yield shown, [("id", a.name, b.name), *examples]
 
     def __str__(self) -> str:
         return "\n\n".join(f"{title}\n{table(rows)}" for title, rows in self.tables())

@@ -199,7 +199,7 @@ def test_answers_are_compared_by_field_and_without_their_usage(tmp_path: Path) -
     assert {each.column: each.different for each in found.columns if each.different} == {
         "asked": 2, "asked.mood": 2,
     }  # fmt: skip
-    assert "asked: 2 rows differ, these most of all" in str(found)
+    assert "asked: rows that differ most" in str(found)
     assert "asked.mood: 2 rows differ\n111   latest  rows\ngood  bad     2" in str(found)
     usage = vd.diff("docs/asked", runs[0], store=store, columns=["asked_usage"])
     assert {"asked_usage", "asked_usage.seconds"} <= {each.column for each in usage.columns}
