@@ -6,7 +6,7 @@ import contextlib
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -15,7 +15,6 @@ from vane_dagster._lazy import pc
 from vane_dagster._texts import count, listed
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
 from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
-from vane_dagster.orchestration.partition_order import partition_order
 from vane_dagster.orchestration.read import quarantine as failed_rows
 from vane_dagster.planning.causes import ALWAYS, RETRIED
 
@@ -86,11 +85,6 @@ def quarantine(
         click.echo(f"Retry them: {words.rstrip()}")
 
 
-def _keys(partitions: Iterable[str | None]) -> list[str] | None:
-    """Return the keys of partitions; None for an unpartitioned stage."""
-    return [key for key in partitions if key is not None] or None
-
-
 def _retry(stage: Any, keys: list[str] | None, store: Any, given: Definitions) -> None:
     """Compute failed rows of a stage, and what follows from them.
 
@@ -101,19 +95,15 @@ def _retry(stage: Any, keys: list[str] | None, store: Any, given: Definitions) -
     failed = pc.unique(rows.filter(rows["committed"])["partition"]).to_pylist()
     if not failed:
         return
-    keys = _keys(failed)
+    keys = [key for key in failed if key is not None] or None
     plan = stage.pipeline.plan(keys, select=stage.name, store=store, retry_quarantined=True)
     due = (causes for each in plan.stages for causes in each.due.values())
     if set().union(*due) - {RETRIED, ALWAYS}:
-        ranges: Iterable[tuple[str | None, str | None]] = zip(failed, failed)
-        if stage.pipeline.backfill_policy is None:  # one run takes several
-            ranges = partition_order(stage.pipeline).ranges(failed)
-        by_hand = [f"dagster asset materialize {options} --select {place}+{o}" for o in _on(ranges)]
         raise click.ClickException(
             f"{place}: the stage is not up to date, so a retry would compute more than its failed "
             f"rows. Nothing was computed. {plan}\n"
             f"If an edit changes no stored result, adopt it first: vane-dagster adopt {place} "
-            f"{options}. Otherwise compute all:\n{listed(by_hand, _SHOWN, chr(10))}"
+            f"{options}. Otherwise materialize {place}+"
         )
     with contextlib.redirect_stdout(sys.stderr):  # the result is what is still quarantined
         stage.pipeline.run(
@@ -123,15 +113,6 @@ def _retry(stage: Any, keys: list[str] | None, store: Any, given: Definitions) -
             compute=given.resource("compute"),
             retry_quarantined=True,
         )
-
-
-def _on(ranges: Iterable[tuple[str | None, str | None]]) -> Iterator[str]:
-    """Yield the options of Dagster's commands for ranges of partitions, each by its ends."""
-    for first, last in ranges:
-        if first is None or first == last:
-            yield f" --partition {shlex.quote(first)}" if first else ""
-        else:
-            yield f" --partition-range {shlex.quote(f'{first}...{last}')}"
 
 
 def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

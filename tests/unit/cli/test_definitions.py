@@ -5,16 +5,13 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import dagster as dg
 import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
 from vane_dagster.cli import definitions
 from vane_dagster.cli.main import main
-from vane_dagster.cli.quarantine import _on
 from vane_dagster.orchestration import assets
-from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.storage.quarantine import fault_schema, write_failed
 
 DEFINITIONS = """
@@ -109,13 +106,6 @@ def test_definitions_that_cannot_be_loaded_have_the_line_of_the_users_code(tmp_p
     done = CliRunner().invoke(main, ["plan", "-f", "defs_of_test.py"])
     text = "ModuleNotFoundError: No module named 'not_there'\nat helper_of_test.py, line 1\n"
     assert done.output.endswith(text), done.output
-
-
-def test_partitions_are_options_of_dagsters_command() -> None:
-    days = DagsterOrder(dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-06"), None)
-    some = days.ranges([f"2026-01-0{day}" for day in (1, 2, 4)])
-    assert [*_on(some)] == [" --partition-range 2026-01-01...2026-01-02", " --partition 2026-01-04"]
-    assert [*_on([("a|b", "a|b"), (None, None)])] == [" --partition 'a|b'", ""]
 
 
 def test_rows_that_were_not_committed_are_not_retried(store) -> None:
