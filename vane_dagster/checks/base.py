@@ -77,7 +77,7 @@ class Check(abc.ABC):
             if (value := getattr(self, each)) is not getattr(type(self), each):  # its default
                 self._set(**{each: bound(self._location, each, value, most)})
         if self.is_built_in and (columns := getattr(self, "columns", None)) is not None:
-            self._set(columns=_checked_columns(self._location, columns))
+            self._set(columns=list_of_names(self._location, "columns", columns))
 
     @abc.abstractmethod
     def evaluate(self, context: CheckContext) -> CheckOutcome:
@@ -194,13 +194,6 @@ def bound(location: str, name: str, value: Any, most: float = ANY) -> float:
     if not is_number or not 0 <= value <= most:
         raise unexpected(location, name, value, f"a number from 0 to {most:g}")
     return float(value)
-
-
-def _checked_columns(location: str, columns: Sequence[str]) -> tuple[str, ...] | None:
-    names = list_of_names(location, "columns", columns)
-    if names == ():
-        raise DefinitionError(f"{location}: columns is empty; name one, or leave it out for all")
-    return names
 
 
 def listed(columns: Sequence[str] | None) -> str:
