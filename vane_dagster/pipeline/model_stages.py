@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from vane_dagster._arguments import path_text, positive, text
-from vane_dagster._keywords import require_columns, unknown_arguments
+from vane_dagster._keywords import unknown_arguments
 from vane_dagster._secrets import keep_arguments
 from vane_dagster.errors import CodeIdentityError, DefinitionError, SchemaError
 from vane_dagster.fingerprint.code import CodeIdentity, code_identity
@@ -354,10 +354,6 @@ class ModelStageRows:
                 f"{location}: two columns would be called {twice[0]!r}; give output_column another "
                 "name"
             )
-        table = self.pipeline._tables()[self._node]
-        if table.is_complete:
-            read = dict.fromkeys((*(model_task.reads or ()), *model_task.needed, *named))
-            require_columns(f"{location}: {self._node!r}", read, table.fields, DefinitionError)
 
 
 def _parse_model(

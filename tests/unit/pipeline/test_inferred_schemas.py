@@ -114,7 +114,7 @@ def test_the_size_of_vectors_is_inferred_unless_it_is_declared():
     declared = docs.embed("declared", "text", model="m", dimensions=3)
     assert (udf(vectors).is_inferred, udf(declared).is_inferred) == (True, False)
     assert docs._tables()["vectors"].fields == {"id": None, "vectors": None}, "its name is known"
-    with pytest.raises(vd.errors.DefinitionError, match="'vectors' has no column"):
+    with pytest.raises(vd.errors.SchemaError, match="'vectors' has no column"):
         vectors.embed("wrong", "text", model="m")
     with pytest.raises(
         vd.errors.SchemaError, match=r"columns are not known .* Declare dimensions="
