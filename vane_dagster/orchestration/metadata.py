@@ -63,8 +63,6 @@ def column_metadata(
 
     It is the same for most partitions and accounts for most of an event's bytes.
     """
-    if not manifest.lineage:
-        return {"dagster/column_schema": column_schema(manifest.schema, id)}
     lineage = dg.TableColumnLineage(
         {
             name: [dg.TableColumnDep(key_of(node), column) for node, column in sources]
