@@ -77,7 +77,7 @@ class Check(abc.ABC):
             if (value := getattr(self, each)) is not getattr(type(self), each):  # its default
                 self._set(**{each: bound(self._location, each, value, most)})
         if self.is_built_in and (columns := getattr(self, "columns", None)) is not None:
-            self._set(columns=list_of_names(self._location, "columns", columns))
+            self._set(columns=list_of_names(self._location, "columns", columns) or None)
 
     @abc.abstractmethod
     def evaluate(self, context: CheckContext) -> CheckOutcome:
