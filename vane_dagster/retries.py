@@ -71,20 +71,6 @@ TRANSIENT = frozenset(
 """Names of transient error classes of any library: the error's own class or one of its bases."""
 TRANSIENT_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, *range(520, 525), 529})
 """Those above 511 are not standard: of proxies, and some servers have 529 for an overload."""
-_TRANSIENT_CODES = frozenset(
-    {
-        "SlowDown",
-        "ServiceUnavailable",
-        "InternalError",
-        "RequestTimeout",
-        "IncompleteBody",
-        "BadDigest",
-        "Throttling",
-        "ThrottlingException",
-        "XAmzContentSHA256Mismatch",
-    }
-)
-"""Codes of transient errors of object stores, some of them with the status of a bad request."""
 
 
 def is_transient(error: BaseException, names: tuple[str, ...] = ()) -> bool:
@@ -92,7 +78,7 @@ def is_transient(error: BaseException, names: tuple[str, ...] = ()) -> bool:
 
     So is one of the classes that the user names, whatever its status.
     """
-    if _code_of(error) in _TRANSIENT_CODES or class_names(error) & set(names):
+    if class_names(error) & set(names):
         return True
     status = http_status(error)
     if status is not None:
@@ -112,13 +98,6 @@ def http_status(error: BaseException) -> int | None:
         value = (response.get("ResponseMetadata") or {}).get("HTTPStatusCode")
         return value if type(value) is int else None
     return None
-
-
-def _code_of(error: BaseException) -> str | None:
-    """Return the object store's code of an error."""
-    response = getattr(error, "response", None)
-    record = response.get("Error") if isinstance(response, Mapping) else None
-    return str(record.get("Code")) if isinstance(record, Mapping) else None
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,6 @@ def s3_error(code: str, status: int) -> Exception:
         (TimeoutError(), True),
         (s3_error("SlowDown", 503), True),
         (s3_error("InternalError", 500), True),
-        (s3_error("IncompleteBody", 400), True),
         (s3_error("AccessDenied", 403), False),
         (s3_error("NoSuchBucket", 404), False),
         (OSError(errno.ENOSPC, "No space left on device"), False),
