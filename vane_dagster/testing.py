@@ -86,10 +86,6 @@ class _Fault:
         if given.get("error") is not None and given["does"] != "raise":
             raise DefinitionError(f"{where}: error is for does='raise', not for {given['does']!r}")
         if given.get("ids") is not None:
-            if self.calls is not None:
-                raise DefinitionError(
-                    f"{where}: ids and calls are both given; expected one of them. Use two faults"
-                )
             object.__setattr__(self, "ids", _ids(given["ids"]))
 
 
@@ -104,7 +100,8 @@ class CallFault(_Fault):
         ids: Only calls that contain one of these ids. Default: all. An id of several columns is
             its text, such as "a|3".
         error: With "raise", the name of the exception class: a built-in class, else a new one.
-        calls: Only these calls, one number or several, counted from 1 over all workers.
+        calls: Only these calls, one number or several, counted from 1 over all workers; with
+            `ids`, among the calls that contain one.
         times: The maximum number of times that it fires. Default: no limit.
         message: The error's message.
     """
