@@ -12,7 +12,6 @@ import dagster as dg
 from vane_dagster.checks.base import Check
 from vane_dagster.checks.context import Recomputation
 from vane_dagster.engine.inference import pinned
-from vane_dagster.errors import names
 from vane_dagster.orchestration.check_events import CheckLog, describe_checks, run_partitions
 from vane_dagster.orchestration.progress import log_text
 from vane_dagster.orchestration.resources import Compute
@@ -74,10 +73,6 @@ def _recomputed(
     manifests: Mapping[str | None, Manifest] = find_all(run.store, stage.key.path, named)
     if not named and len(manifests) > MAX_PARTITIONS:
         keys = random.Random(seed).sample(list(manifests), MAX_PARTITIONS)
-        context.log.info(
-            f"stage '{stage.pipeline.name}/{stage.name}': the run names no partition; "
-            f"{names(keys)} are sampled of {len(manifests):,}"
-        )
         manifests = {key: manifests[key] for key in keys}
     rows = dict.fromkeys(manifests, check.rows_to_recompute)
     pipeline = pinned(stage.pipeline, stage.name, run.store)
