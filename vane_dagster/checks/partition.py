@@ -174,15 +174,7 @@ class CheckContext:
             SchemaError: If a column does not exist.
         """
         wanted = list(dict.fromkeys((self.id, *columns)))
-        require_columns("the stage", wanted, self.schema.names)
-        dataset, where = self._dataset(), pc.field(self.id).isin(ids)
-        batches: list[pa.RecordBatch] = []
-        for fragment in dataset.get_fragments():
-            if sum(map(len, batches)) == len(ids):
-                break
-            # Other columns are read only from fragments that have some of the ids.
-            if any(len(b) for b in _batches(fragment, dataset.schema, [self.id], where)):
-                batches += _batches(fragment, dataset.schema, wanted, where)
+        batches = self.batches(wanted, pc.field(self.id).isin(ids))
         return pa.Table.from_batches(batches, pa.schema([self.schema.field(n) for n in wanted]))
 
     def previous(self) -> CheckContext | None:
