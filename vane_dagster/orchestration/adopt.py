@@ -23,9 +23,8 @@ from vane_dagster.orchestration.resources import LocalCompute
 from vane_dagster.orchestration.run import RunContext, recomputed
 from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.causes import changed
-from vane_dagster.planning.definition import components, definition_digest, stage_definition
+from vane_dagster.planning.definition import components, definition_digest
 from vane_dagster.planning.sample_plan import plan_sample, spread
 from vane_dagster.storage.adoptions import (
     Adoption,
@@ -144,7 +143,6 @@ class _Edit:
         manifests = self._former()
         if not manifests:
             return None
-        self._require_upstream()
         stored = max(manifests.values(), key=lambda each: each.committed_at)
         changes = [*changed(stored.components, self.now)]
         kinds = {str(each): each.kind for each in (*stored.components, *self.now)}
@@ -208,20 +206,6 @@ class _Edit:
         latest = max(whole.values(), key=lambda each: each.committed_at, default=None)
         former = of.equals(latest.definition) if latest else ()
         return {key: each for key, each in whole.items() if each.definition in former}
-
-    def _require_upstream(self) -> None:
-        """Check that the stages upstream are those that the latest results were made from."""
-        for name in with_upstream(self.pipeline, self.stage):
-            if name in (SOURCE, self.stage):
-                continue
-            stored = find_all(self.run.store, self.pipeline[name].key.path, None)
-            latest = max(stored.values(), key=lambda each: each.committed_at)
-            definition = stage_definition(self.pipeline, self.pipeline[name].spec)
-            if latest.definition not in self.known[name].equals(definition):
-                raise PlanError(
-                    f"{self.location}: its upstream stage {name!r} was edited, and is not up to "
-                    "date. Adopt or materialize that first"
-                )
 
     def _compare(
         self,

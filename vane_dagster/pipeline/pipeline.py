@@ -150,8 +150,9 @@ class Stage(Rows):
         force for both, and no run computes the stage or those downstream for this edit. Otherwise
         nothing changes. It is evidence, not a proof: of n equal rows at most 3/n of all rows
         differ, with 95% confidence. The latest results of another definition are compared, and
-        adopted in all partitions. Stages upstream are adopted first. The messages, the model with
-        its options, sampling_params and return_format of a prompt count as arguments.
+        adopted in all partitions. The rows are computed from the inputs that they were made from,
+        also if a stage upstream was edited. The messages, the model with its options,
+        sampling_params and return_format of a prompt count as arguments.
 
         Args:
             rows: Rows to choose, over all partitions. None: every stored row. 0: none; the edit is
@@ -169,8 +170,7 @@ class Stage(Rows):
             What was compared.
 
         Raises:
-            PlanError: If a row differs, something else than code or arguments changed, or a stage
-                upstream was edited too.
+            PlanError: If a row differs, or something else than code or arguments changed.
             VaneError: If a row cannot be computed.
         """
         given = (rows, tolerance, partitions, undo, store, compute)
