@@ -171,14 +171,7 @@ class RunPlanned(Event):
 
 @dataclass(frozen=True)
 class Connected(Event):
-    """The run is connected to the machines that compute.
-
-    Attributes:
-        seconds: Seconds that it took, of which planning may have needed some; with a cluster's
-            start.
-    """
-
-    seconds: float = 0.0
+    """The run is connected to the machines that compute, if it needs them."""
 
 
 @dataclass(frozen=True)

@@ -210,9 +210,6 @@ class RunSummary:
         if (phase := _PHASES.get(type(event))) and phase not in self._phases:
             now = self.clock()
             self._phases[phase], self._marked = now - self._marked, now
-            if isinstance(event, Connected):  # the plan may have needed the connection
-                self._phases["plan"] += self._phases[phase] - event.seconds
-                self._phases[phase] = event.seconds
         if isinstance(event, WorkerReady):
             kind: Any = (event.server and "server") or (event.is_function and "function")
             use = self.models.setdefault(event.model, ModelUse(kind=kind or "model"))

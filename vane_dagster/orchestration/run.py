@@ -123,7 +123,7 @@ def run_pipeline(
         for text in check_limits(plan, run.store, options.limits, compute.gpu_hour_price, counts):
             run.listen(Noticed(text))
         backend = connection.backend() if plan.needed() else None
-        run.listen(Connected(connection.seconds))
+        run.listen(Connected())
         _execute(run, plan, backend)
     if waiting:
         canceled = await_batches(given, pipeline, waiting)
@@ -246,9 +246,6 @@ class Connection:
     """The backend of a run, which its previews use too. It is connected when it is first needed.
 
     Subprocesses are beside it if a selected stage runs in them.
-
-    Attributes:
-        seconds: Seconds that connecting took.
     """
 
     def __init__(self, compute: Compute, pipeline: Pipeline, selected: Collection[str]) -> None:
@@ -257,17 +254,14 @@ class Connection:
         self._on_driver = any(spec.runs_udf and spec.on_driver for spec in specs)
         self._backend: Backend | None = None
         self._lock = threading.Lock()
-        self.seconds = 0.0
 
     def backend(self) -> Backend:
         """Return the backend."""
         with self._lock:
             if self._backend is None:
-                began = time.monotonic()
                 self._backend = self._compute.backend()
                 if self._on_driver:
                     self._backend = self._compute.with_subprocesses(self._backend)
-                self.seconds = time.monotonic() - began
             return self._backend
 
     def connect(self, room: bool) -> bool:

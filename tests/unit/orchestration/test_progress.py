@@ -101,9 +101,10 @@ def test_the_summary_adds_up_what_was_done():
     summary = RunSummary(clock=clock)
 
     ready = ("embedding",), "Model", "w"
-    clock.now = 14.0
+    clock.now = 0.5
     summary.take(RunPlanned(RunPlan(None, (), (), {}, {}, "", None)))
-    summary.take(Connected(13.5))
+    clock.now = 14.0
+    summary.take(Connected())
     summary.take(WorkerReady(*ready, LoadReport(False, 6.3, 1, "cpu", "host")))
     summary.take(WorkerReady(*ready, LoadReport(True, 6.3, 2, "cpu", "host")))
     stats = StageStats(computed=2, rows_in=900, seconds=3.0, work_seconds=5.7, call_seconds=5.3)
