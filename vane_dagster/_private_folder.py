@@ -47,8 +47,7 @@ def private_folder(path: str | Path, setting: str = "") -> Path:
     with contextlib.suppress(FileNotFoundError):
         check_parents(folder, setting)
     _make(folder)
-    if not is_private_folder(folder, setting):
-        raise ComputeError(f"{folder} was removed while it was created. Run again.")
+    is_private_folder(folder, setting)
     return folder
 
 
