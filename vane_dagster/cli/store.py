@@ -68,7 +68,7 @@ def gc(root: str, as_json: bool, **policy: Any) -> None:
     with the name and the size of each file.
     """
     terms = GcPolicy(time.time(), **policy)
-    stages = nothing = 0
+    stages = 0
     would = "would have " * terms.dry_run
     for stage in collect(open_store(root, "ROOT"), terms):
         stages += 1
@@ -81,13 +81,10 @@ def gc(root: str, as_json: bool, **policy: Any) -> None:
             click.echo(f"{stage.stage}: {would}{', '.join(counted)}")
         for url, reason in stage.unreadable.items():
             click.echo(f"{stage.stage}: passed over the target {url!r}: {reason}", err=True)
-        nothing += not changes
     if not stages:
         raise click.ClickException(
             f"{root!r} holds no stage of any pipeline; is it a store's root?"
         )
-    if stages == nothing and not as_json:
-        click.echo(f"Nothing to remove in {count(stages, 'stage')}.")
 
 
 @store.command("ls")
