@@ -266,7 +266,7 @@ class SourceFile:
 def _lambda_arguments(statements: Sequence[ast.stmt]) -> list[ast.AST]:
     """Return the lambdas among the arguments of a chain of calls, in the order of evaluation.
 
-    None if the statements hold other lambdas too.
+    Empty if the statements hold other lambdas too.
     """
     chained: ast.AST | None = getattr(statements[0], "value", None)
     lambdas: list[ast.AST] = []
