@@ -218,7 +218,7 @@ class SourceFile:
             for each in made:
                 around = (part for every in each.decorator_list for part in ast.walk(every))
                 names = {each.name, *(getattr(part, "id", "") for part in around)}
-                if each not in reached and not names.isdisjoint(named):
+                if each not in reached and not names.isdisjoint(named - self._imports):
                     reached.append(each)
         return self.set_by_functions.union(changed, bound_names(guards))
 
