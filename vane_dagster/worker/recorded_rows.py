@@ -1,8 +1,9 @@
 """The rows of earlier parts: found by their keys, and taken to be copied.
 
 What is made of the files of parts is shared by the processes of a node, as mapped Arrow files,
-which are deleted an hour after their last use. A process keeps them mapped, since opening one takes
-longer than taking a few rows. Without room for them, a process makes it each time.
+which are deleted an hour after their last use. A process keeps them mapped about as long, since
+opening one takes longer than taking a few rows, and a deleted file takes disk space while any
+process maps it. Without room for them, a process makes it each time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -52,26 +54,27 @@ _FIRST, _COUNT = "first", "count"
 
 Numbers = npt.NDArray[Any]
 _Tables = Mapping[str, pa.Table]
-_open: dict[tuple[Any, ...], _Tables] = {}
-"""What this process has mapped, by the identity."""
+_open: dict[tuple[Any, ...], tuple[float, _Tables]] = {}
+"""What this process has mapped and since when, by the identity; the oldest first."""
 
 
 def _shared(
     identity: tuple[Any, ...], names: Sequence[str], make: Callable[[], _Tables]
 ) -> _Tables:
     """Return tables that the node has, and make them first if it has none."""
-    if tables := _open.get(identity):
-        return tables
+    if known := _open.get(identity):
+        return known[1]
     entries = worker_folder("row_reuse")
     name = hashlib.sha256(json.dumps([_FORMAT, *identity]).encode()).hexdigest()
     place = entries / name
 
     def find() -> _Tables | None:
         with contextlib.suppress(FileNotFoundError, ValueError):
-            tables = {each: read_table(place / each) for each in names}
-            if len(_open) >= _MOST_OPEN:
+            tables, now = {each: read_table(place / each) for each in names}, time.monotonic()
+            oldest, _ = next(iter(_open.values()), (now, None))
+            if len(_open) >= _MOST_OPEN or now - oldest > _UNUSED_SECONDS:
                 _open.clear()
-            _open[identity] = tables
+            _open[identity] = now, tables
             return tables
         return None
 

@@ -304,6 +304,18 @@ def test_a_process_keeps_the_rows_of_a_part_mapped(part, monkeypatch, node):
     assert read(part) is not first
 
 
+def test_what_a_process_has_long_mapped_is_unmapped_with_the_next(part, monkeypatch, node):
+    """Mapped files that were deleted take disk space, and a pool of workers may run for weeks."""
+    monkeypatch.setattr(recorded_rows, "_open", {})
+    first = read(part)
+    for identity, (since, tables) in recorded_rows._open.items():
+        recorded_rows._open[identity] = since - 3601, tables
+    recorded_rows.stored_rows(part, "id", ["n"], 1)
+    assert len(recorded_rows._open) == 1
+    assert read(part) is not first
+    assert len(recorded_rows._open) == 2
+
+
 def test_rows_are_read_from_the_part_if_the_node_has_no_room(tmp_path, part, monkeypatch, node):
     def full(*given):
         raise OSError(28, "No space left on device")
