@@ -66,11 +66,16 @@ def pack(
             f"workers: {described(error)}. Define it at the top level of a module, "
             f"and build what cannot travel (connections, locks, models) inside it."
         ) from error
-    archive, lasting = _zip(sources), payload
-    for id in ids:
-        lasting = lasting.replace(id.encode(), b"")
-    content = hashlib.sha256(archive + lasting).hexdigest()
+    archive = _zip(sources)
+    content = hashlib.sha256(archive + without_ids(payload, ids)).hexdigest()
     return CodeBundle(archive, payload, content)
+
+
+def without_ids(payload: bytes, ids: Iterable[str]) -> bytes:
+    """Remove the random ids of classes from a pickled object."""
+    for id in ids:
+        payload = payload.replace(id.encode(), b"")
+    return payload
 
 
 def pickled(
@@ -123,13 +128,14 @@ def pickled_by_value(
     obj: Any,
     visit: Callable[[Any], None] | None = None,
     protocol: int | None = None,
+    ids: set[str] | None = None,
 ) -> bytes:
     """Pickle an object for workers that have none of the user's modules."""
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
     with _by_value_lock, sent_by_value(cloudpickle, modules) as own:
         try:
-            return pickled(obj, {}, {*MAIN_NAMES, *own}, visit, protocol)
+            return pickled(obj, {}, {*MAIN_NAMES, *own}, visit, protocol, ids)
         except Exception as error:
             raise CodeIdentityError(
                 f"{type(obj).__qualname__} cannot be pickled for the workers: "

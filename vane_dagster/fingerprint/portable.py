@@ -14,7 +14,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
-from vane_dagster.fingerprint.bundle import pickled_by_value
+from vane_dagster.fingerprint.bundle import pickled_by_value, without_ids
+from vane_dagster.fingerprint.hashing import combine
 from vane_dagster.fingerprint.modules import MAIN_NAMES, Finder
 
 _MAX_BYTES = 1 << 18
@@ -38,7 +39,7 @@ def portable_payload(modules: Iterable[str], obj: Any) -> bytes | None:
             needed.add(part.__name__)
 
     try:
-        payload = pickled_by_value(sent, obj, visit, _PROTOCOL)
+        payload = pickled_by_value(sent, obj, visit, _PROTOCOL, ids := set[str]())
     except CodeIdentityError:
         return None
     if len(payload) > _MAX_BYTES or any(_COMPUTED_IMPORTS & set(code.co_names) for code in codes):
@@ -49,7 +50,16 @@ def portable_payload(modules: Iterable[str], obj: Any) -> bytes | None:
     needed.update(
         str(argument).partition(" ")[0] for step, argument, _ in steps if step.name == "GLOBAL"
     )
-    return None if any(map(finder.is_own, needed)) else payload
+    return None if any(map(finder.is_own, needed)) else _with_own_classes(payload, ids)
+
+
+def _with_own_classes(payload: bytes, ids: Iterable[str]) -> bytes:
+    """Replace cloudpickle's ids of classes, by which an edit would change the class of before."""
+    content = combine("classes", without_ids(payload, ids))[:24]
+    ordered = sorted((each.encode() for each in ids), key=payload.index)
+    for place, id in enumerate(ordered):
+        payload = payload.replace(id, f"{content}{place:08}".encode())
+    return payload
 
 
 def _imported(code: types.CodeType) -> Iterator[str]:

@@ -28,13 +28,16 @@ class DeclaredFunction(PromptFunction):
         return self._payload is None
 
     @functools.cached_property
-    def _payload(self) -> bytes | None:
-        return _by_value(self.call)
+    def _modules(self) -> tuple[str, ...]:
+        return _modules_of(self.call)
+
+    @property
+    def _payload(self) -> bytes | None:  # anew, since a cell of a notebook may edit what it calls
+        return portable_payload(self._modules, self.call)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self._payload is None:
-            return PromptFunction, (self.call,)
-        return PromptFunction, (_Packed(self._payload),)
+        payload = self._payload
+        return PromptFunction, (self.call if payload is None else _Packed(payload),)
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,16 @@ class DeclaredFormat(Format):
         return self.model is not None and self._payload is None
 
     @functools.cached_property
+    def _modules(self) -> tuple[str, ...]:
+        return _modules_of(self.model)
+
+    @property
     def _payload(self) -> bytes | None:
-        return None if self.model is None else _by_value(self.model)
+        return None if self.model is None else portable_payload(self._modules, self.model)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        model = self.model if self._payload is None else _Packed(self._payload)
+        payload = self._payload
+        model = self.model if payload is None else _Packed(payload)
         return Format, (self.type, self.schema, self.choices, model)
 
 
@@ -65,9 +73,8 @@ class _Packed:
         return unpacked, (self.payload,)
 
 
-def _by_value(code: Callable[..., Any]) -> bytes | None:
-    modules = code_identity(code, files=LocalFiles(read=False)).modules
-    return portable_payload(modules, code)
+def _modules_of(code: Callable[..., Any]) -> tuple[str, ...]:
+    return code_identity(code, files=LocalFiles(read=False)).modules
 
 
 def prompt_function(where: str, function: Callable[..., Any]) -> PromptFunction:

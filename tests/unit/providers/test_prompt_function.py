@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import re
+import sys
+import types
 from typing import Any
 
 import pytest
@@ -144,3 +146,32 @@ def test_a_pydantic_model_shares_the_workers_of_other_formats_if_it_travels_by_v
     assert one.value(Answer('{"mood": "fine"}')) == {"mood": "fine"}
     with pytest.raises(InvalidAnswer, match="at least 2 characters"):
         one.value(Answer('{"mood": "x"}'))
+
+
+def test_an_edit_of_a_cell_that_the_code_calls_reaches_workers(monkeypatch):
+    """Also if the stage is not declared again, and in a worker that has run another edit."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    exec(_CELLS, vars(main))
+    stage = main.p["s"]
+    for number in (1, 2, 1):
+        exec(f"def number(): return {number}", vars(main))
+        assert stage.spec.worker_code(main.p)  # a plan
+        task = pickle.loads(pickle.dumps(stage.spec.model_task))
+        assert task.function.prompt({}) == (str(number), {})
+        assert task.format.value(Answer('{"n": 0}')) == {"n": number}
+
+
+_CELLS = """
+import pydantic
+import vane_dagster as vd
+def number(): return 0
+def ask(row): return str(number())
+class Answer(pydantic.BaseModel):
+    n: int
+    @pydantic.field_validator("n")
+    @classmethod
+    def counted(cls, n): return n + number()
+p = vd.Pipeline("p", source=vd.parquet("/data"), id="id")
+p.prompt("s", ask, columns=["id"], provider="openai", model="m", return_format=Answer)
+"""
