@@ -120,6 +120,8 @@ for before, statement in [
         "DATA = None\ndef use():\n    global DATA\n    DATA = dict(put=hook)\nuse()\n",
         "DATA['put']('1')",
     ),
+    ("from re import sub\n", "sub('.', lambda m: hook(m[0]), '1')"),
+    ("import re\n", "re.compile('.').sub(lambda m: hook(m[0]), '1')"),
     ("", "[max(['1'], key=h) for h in [hook]]"),
     ("", "json.loads('{\"1\": 3}', object_hook=REGISTRY.update)"),
     (_WRAPPED.format("@functools.partial(wrap, 3)\n"), "Own('1')"),

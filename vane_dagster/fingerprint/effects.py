@@ -40,9 +40,9 @@ _CALLBACKS = frozenset({
     None, "cls", "default", "key", "object_hook", "object_pairs_hook", "parse_constant",
     "parse_float", "parse_int", "repl",
 })  # fmt: skip
-"""The keywords by which they take one; None is that of `**`."""
+"""The keyword arguments that may be callbacks; None stands for ``**kwargs``."""
 _REPLACING = frozenset({"sub", "subn"})
-"""Functions and methods that take a text or a callback before their last argument."""
+"""Functions and methods of `re` whose replacement is a text or a callback."""
 _PURE = _INERT | _PARSERS | {
     "abc", "dataclasses", "functools", "itertools", "pydantic", "pydantic_settings", "typing",
     "typing_extensions", "os.environ.get", "os.getenv", "os.getcwd", "os.cpu_count", "os.fspath",
@@ -452,10 +452,9 @@ def _begin(node: ast.AST) -> ast.AST:
 def _has_callback(act: Act) -> bool:
     """Return whether a call gets a function that it may call."""
     given = {each.arg for each in getattr(act.node, "keywords", ())}
-    first = getattr(act.node, "args", [])[:-1]
-    name = getattr(act.target, "attr", "")
-    is_text = all(isinstance(each, _TEXTS) for each in first)
-    return not given.isdisjoint(_CALLBACKS) or (name in _REPLACING and not is_text)
+    called = {getattr(act.target, "attr", ""), *(p.rpartition(".")[2] for p in paths(act.target))}
+    is_text = all(isinstance(each, _TEXTS) for each in getattr(act.node, "args", [])[:-1])
+    return not given.isdisjoint(_CALLBACKS) or not (called.isdisjoint(_REPLACING) or is_text)
 
 
 def _is_text(value: ast.AST | None) -> bool:
