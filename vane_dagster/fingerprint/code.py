@@ -14,8 +14,8 @@ Names:
       or inside a compound statement; a package then counts with all of its modules. An import under
       ``try`` or ``with`` may fail, so every file of the user's that it executes counts as a whole.
     - A class counts with all of its methods. A lambda, and a function or class made inside a
-      function, counts with the top-level statement that holds it. A lambda that is an argument of
-      a call counts by itself.
+      function, counts with the top-level statement that holds it. A lambda that is an argument
+      of a top-level call counts by itself.
     - Modules are located on `sys.path`, then on `sys.path` as it was when stages were declared.
     - Code under ``if __name__ == "__main__"`` counts where it changes a name that counts, other
       than a module.

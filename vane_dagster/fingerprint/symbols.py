@@ -192,9 +192,10 @@ class SourceFile:
 
     @cached_property
     def changed_later(self) -> frozenset[str]:
-        """The names that functions bind or change in place, and those named under ``__main__``.
+        """The names that functions change, and those that code under ``__main__`` reads or binds.
 
-        There, and in the functions and classes named there. Local variables of the same name count.
+        The latter include what functions and classes read that it names. A local variable of the
+        same name counts too.
         """
         changed: set[str] = set()
         functions = (ast.FunctionDef, ast.AsyncFunctionDef)

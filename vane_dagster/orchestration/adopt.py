@@ -37,9 +37,7 @@ from vane_dagster.storage.manifest import Component, Manifest
 from vane_dagster.storage.reader import find_all
 
 _ADOPTABLE = ("code", "value", "argument")
-_OPTIONS = (
-    "messages", "model", "provider", "provider_options", "sampling_params", "return_format",
-)  # fmt: skip
+_OPTIONS = ("messages", "model", "provider", "provider_options", "sampling_params", "return_format")
 _REQUEST = {f"option {name!r}" for name in _OPTIONS}
 """The options of a provider's model that change its answers, but not which rows there are."""
 _SHOWN = 5
@@ -150,9 +148,8 @@ class _Edit:
         if others := [c for c in changes if kinds[c] not in _ADOPTABLE and c not in _REQUEST]:
             raise PlanError(
                 f"{self.location}: {listed(others)} changed. Only edits of code, of its "
-                "arguments, and of the messages, model, provider, provider_options, "
-                "sampling_params and return_format of a prompt can be adopted. Materialize the "
-                "stage"
+                f"arguments, and of the {', '.join(_OPTIONS[:-1])} and {_OPTIONS[-1]} of a prompt "
+                "can be adopted. Materialize the stage"
             )
         made = self.pipeline[self.stage].spec.made_schema(self.pipeline)
         if any(stored.schema.field(each.name).type != each.type for each in made or ()):

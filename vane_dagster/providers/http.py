@@ -27,7 +27,7 @@ _TYPICAL_TOKENS = 500.0
 REFUSED = frozenset({401, 402, 404})
 """Statuses by which an endpoint refuses all requests: the key, the account or the model."""
 _NO_CREDIT = "insufficient_quota"
-"""OpenAI's code of an account without credit, whose status is that of a rate limit: 429."""
+"""OpenAI's error code for an account without credit. Its status is 429, as for a rate limit."""
 _DEFINED = ("$defs", "definitions")
 """The keys of the parts of a JSON schema to which references lead."""
 _OF_CLIENT = {

@@ -143,8 +143,8 @@ def parquet(
             by one dimension of a multi-partition.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
         allow_empty: Whether a partition without files or rows is accepted; an error by default.
-            Without files, or with a file of no rows whose columns have the type null, its columns
-            are those of the last other file of all partitions.
+            Without files, or with only an empty file whose columns have the type null, it has the
+            columns of the last other file in any partition.
         storage_options: Options of the fsspec file system, such as an S3 endpoint.
         small_files: "separate" makes at least one fragment, and so one part, of each file. "group"
             combines files of at most 1/8 of ``fragment_rows`` rows and 1/8 of a fragment's 64 MiB,

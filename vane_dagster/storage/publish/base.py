@@ -125,7 +125,7 @@ class Publisher(abc.ABC):
 
     @abc.abstractmethod
     def present(self, partitions: Sequence[str | None]) -> Iterable[str | None]:
-        """Return the partitions of which the target has any rows, by as few reads as possible.
+        """Return the partitions that have rows in the target, with as few reads as possible.
 
         All partitions are of the same `write` stage. Who wrote the rows does not matter, because
         the maintenance of a table replaces its files.
