@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import logging
@@ -68,6 +69,8 @@ def connect_address(address: str | None, options: Mapping[str, Any], advice: str
         _check_answers(address)
         with _sigterm_kept(), outliving_head():
             ray.init(address=address, **{**defaults, "log_to_driver": False, **job, **options})
+        if not options.get("log_to_driver"):  # Ray's own hook waits 0.5 s for logs to print
+            atexit.register(ray.shutdown)
     except (OSError, RuntimeError, ValueError) as error:
         raise ComputeError(
             f"the Ray cluster at {address!r} cannot be reached: {error}. {advice}"

@@ -6,6 +6,7 @@ Dagster inspects the annotations of resources at runtime, so this module does no
 evaluation.
 """
 
+import atexit
 import gc
 import sys
 import threading
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
     from vane_dagster.compute.ray_backend import RayBackend
 
 _connecting = threading.Lock()
+
+
+def _collect_once() -> None:
+    gc.collect()
+    gc.freeze()
 
 
 # Dagster's resources are generic in the value they provide, here the resource itself.
@@ -84,9 +90,12 @@ class Compute(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-
     def setup_for_execution(self, context: dg.InitResourceContext) -> None:
         """Exclude existing objects, such as modules, from garbage collection during the step.
 
-        Its imports trigger full collections, which would take 0.15 s each.
+        Its imports trigger full collections, which would take 0.15 s each. At the end of the
+        process they would take longer than that, so there is one, of what is unreachable.
         """
         gc.freeze()
+        atexit.unregister(_collect_once)
+        atexit.register(_collect_once)
 
     def teardown_after_execution(self, context: dg.InitResourceContext) -> None:
         """Include them again, for processes that outlive the step."""
