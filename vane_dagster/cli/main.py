@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import importlib
 import json
 from typing import Any
@@ -67,6 +69,7 @@ class _Commands(click.Group):
 @click.version_option(package_name="vane-dagster", prog_name="vane-dagster")
 def main() -> None:
     """Offline batch inference as Dagster assets, on Ray, with models that stay loaded."""
+    atexit.register(gc.freeze)  # the interpreter would search all of Dagster for garbage: 0.4 s
 
 
 if __name__ == "__main__":
