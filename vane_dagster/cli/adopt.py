@@ -21,7 +21,7 @@ _NEXT = "The next run computes what the present code has not"
     default=200,
     show_default=True,
     type=click.IntRange(0),
-    help="Rows to draw. 0 compares none: the edit is adopted on your word.",
+    help="Number of rows to compare. 0 adopts the edit without a comparison.",
 )
 @click.option("--all", "every", is_flag=True, help="Compare every stored row.")
 @PARTITIONS
@@ -29,18 +29,18 @@ _NEXT = "The next run computes what the present code has not"
     "--tolerance",
     default=0.0,
     show_default=True,
-    help="Of floating-point numbers.",
+    help="Permitted difference of floating-point numbers.",
 )
-@click.option("--undo", is_flag=True, help="Split what counts as one definition.")
+@click.option("--undo", is_flag=True, help="End the adoption.")
 @AS_JSON
 def adopt(
     definitions: Definitions, stage: str, sample: int, every: bool, as_json: bool, **options: Any
 ) -> None:
-    """Keeps the stored rows of STAGE, such as docs/embedding, in force after an edit of its code.
+    """Keep the stored rows of STAGE, such as docs/embedding, in force after an edit of its code.
 
-    Computes some of them again, with the store and the compute resource of the definitions. Exit
-    code 1: one came out otherwise, or something else than code, arguments or a prompt changed;
-    nothing was adopted.
+    The command computes a random sample of them again, with the store and the compute resource of
+    the definitions. The exit code is 1, and nothing is adopted, if a row differs, or if something
+    other than code, arguments or a prompt has changed.
     """
     given = {**definitions.resources(), **options}
     adoption = definitions.stage(stage).adopt(None if every else sample, **given)

@@ -12,11 +12,11 @@ from vane_dagster.orchestration.event_log import summaries
 @click.argument("run")
 @AS_JSON
 def advise(run: str, as_json: bool) -> None:
-    """Says which stages limited RUN, and what would shorten it.
+    """Show which stages limited RUN, and what would shorten it.
 
-    RUN is the id of a run of Dagster, or its beginning, in the instance of $DAGSTER_HOME. Prints
-    the summary of each of its steps: its stages, with the share of time in which their workers
-    computed, waited for input, waited for room in memory, and loaded.
+    RUN is the id of a Dagster run, or its beginning, in the instance of $DAGSTER_HOME. The command
+    prints the summary of each step of the run: its stages, with the share of time in which their
+    workers computed, waited for input, waited for room in memory, and loaded.
     """
     steps = summaries(run)
     if not steps:

@@ -21,7 +21,7 @@ PIPELINE = click.argument("pipeline", required=False)
 
 @click.group()
 def batches() -> None:
-    """Looks at batches of providers, of prompts with vd.Model(mode="batch")."""
+    """Manage batches of providers, which prompts with vd.Model(mode="batch") submit."""
 
 
 def _runs(definitions: Definitions, pipeline: str | None) -> BatchRuns:
@@ -33,7 +33,7 @@ def _runs(definitions: Definitions, pipeline: str | None) -> BatchRuns:
 @with_definitions()
 @AS_JSON
 def list_batches(definitions: Definitions, pipeline: str | None, as_json: bool) -> None:
-    """Lists the batches of PIPELINE that the store knows, the latest last."""
+    """List the batches of PIPELINE that are recorded in the store, the latest last."""
     runs = _runs(definitions, pipeline)
     batches = [(batch.at, each.stage, batch) for each in runs.every for batch in each.read()]
     batches.sort(key=lambda each: each[0])
@@ -50,10 +50,10 @@ def list_batches(definitions: Definitions, pipeline: str | None, as_json: bool) 
 @PIPELINE
 @with_definitions()
 def collect(definitions: Definitions, pipeline: str | None) -> None:
-    """Stores the answers of batches that have ended, and goes on with them.
+    """Store the answers of batches that have ended, and continue their partitions.
 
-    A run in this process brings the partitions up to date that wait for no other batch, with the
-    stages downstream; the next run of Dagster reports them. After a failure, run it again.
+    A run in this process computes the partitions that do not wait for another batch, and their
+    downstream stages. The next Dagster run reports them. After a failure, run the command again.
 
     Example: vane-dagster batches collect docs -f definitions.py
     """
@@ -73,11 +73,12 @@ def collect(definitions: Definitions, pipeline: str | None) -> None:
 @batches.command()
 @PIPELINE
 @with_definitions()
-@click.option("--batch", "names", multiple=True, help="The name of a batch. [default: all]")
+@click.option("--batch", "names", multiple=True, help="Name of a batch. [default: all]")
 def cancel(definitions: Definitions, pipeline: str | None, names: tuple[str, ...]) -> None:
-    """Cancels batches in flight. Answers that they have by then are kept, and paid for.
+    """Cancel batches in flight. Their answers so far are paid for and kept.
 
-    Neither collect nor the sensor goes on with them: run their partitions to ask for the rest.
+    collect and the sensor do not continue cancelled batches. To request the missing answers, run
+    the partitions.
     """
     for each in _runs(definitions, pipeline).every:
         each.refresh()

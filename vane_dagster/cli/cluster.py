@@ -22,13 +22,13 @@ _HEADER = (
 
 @click.group()
 def cluster() -> None:
-    """The local Ray heads that LocalCluster starts."""
+    """Manage the local Ray heads, which LocalCluster starts."""
 
 
 @cluster.command("list")
 @AS_JSON
 def list_heads(as_json: bool) -> None:
-    """Lists the running heads of all your Python environments on this machine."""
+    """List the running heads of all your Python environments on this machine."""
     records = [_record(*running) for running in running_heads()]
     if as_json:
         print_json(records)
@@ -39,11 +39,11 @@ def list_heads(as_json: bool) -> None:
 
 
 @cluster.command()
-@click.option("--name", help="Which head of this environment.  [default: default]")
+@click.option("--name", help="Name of a head of this environment.  [default: default]")
 @click.option("--address", help="Address of a head of any environment, from `cluster list`.")
-@click.option("--all", "everything", is_flag=True, help="The heads of all environments.")
+@click.option("--all", "everything", is_flag=True, help="Stop the heads of all environments.")
 def stop(name: str | None, address: str | None, everything: bool) -> None:
-    """Stops a head, with every model that is loaded there."""
+    """Stop a head and all models that are loaded there."""
     if everything and (name or address):
         raise click.UsageError("give one of --name, --address and --all")
     running = running_heads()

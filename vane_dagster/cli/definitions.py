@@ -146,8 +146,8 @@ def with_definitions(is_optional: bool = False) -> Callable[[Callable[..., Any]]
     """Give a command -f and -m, and the definitions that they name as `definitions`."""
 
     def decorate(command: Callable[..., Any]) -> Any:
-        @click.option("-f", "--python-file", "file", help="The file with the definitions.")
-        @click.option("-m", "--module-name", "module", help="The module with the definitions.")
+        @click.option("-f", "--python-file", "file", help="File with the definitions.")
+        @click.option("-m", "--module-name", "module", help="Module with the definitions.")
         @wraps(command)
         def loaded(*, file: str | None, module: str | None, **given: Any) -> Any:
             is_named = file is not None or module is not None

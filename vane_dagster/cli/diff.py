@@ -18,7 +18,7 @@ from vane_dagster.orchestration.diff import diff as compare
     nargs=2,
     required=True,
     metavar="A B",
-    help="Two versions: the id of a run, the root of a store, or `latest`, that in force.",
+    help="Two versions, each the id of a run, the root of a store, or `latest` (in force).",
 )
 @PARTITIONS
 @click.option(
@@ -26,11 +26,18 @@ from vane_dagster.orchestration.diff import diff as compare
     multiple=True,
     metavar="A,B,...",
     callback=texts,
-    help="The columns to compare. [default: all of both versions but the usage of prompts]",
+    help="The columns to compare. [default: all common columns except the usage of prompts]",
 )
 @STORE
-@click.option("--tolerance", default=0.0, show_default=True, help="Of floating-point numbers.")
-@click.option("--sample", default=20_000, show_default=True, help="Rows to measure columns over.")
+@click.option(
+    "--tolerance",
+    default=0.0,
+    show_default=True,
+    help="Permitted difference of floating-point numbers.",
+)
+@click.option(
+    "--sample", default=20_000, show_default=True, help="Rows that the measures are computed over."
+)
 @with_definitions(is_optional=True)
 @AS_JSON
 def diff(
@@ -42,10 +49,10 @@ def diff(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compares two versions of the rows of STAGE, such as docs/embedding, by id.
+    """Compare two versions of the rows of STAGE, such as docs/embedding, by id.
 
-    Rows in one version only, equal and different ones; for each column what has changed, and the
-    rows that differ most. It reads the store and computes nothing.
+    The command counts rows that are in one version only, equal, and different. For each column it
+    shows what has changed, and the rows that differ most. It reads the store and calls no function.
 
     Example: vane-dagster diff docs/embedding --between 3f9c21aa latest
     """

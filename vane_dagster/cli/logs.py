@@ -24,11 +24,12 @@ from vane_dagster.orchestration.event_log import opened_run
 @ADDRESS
 @AS_JSON
 def logs(run: str, stage: str, name: str | None, address: str | None, as_json: bool) -> None:
-    """Prints what the workers of STAGE, such as docs/embedding, wrote in RUN.
+    """Print what the workers of STAGE, such as docs/embedding, wrote in RUN.
 
-    Standard output and error in full, with what native code wrote, while a local head or the nodes
-    of a cluster keep them. RUN is the run's id, or its beginning. With LocalCompute, workers write
-    to the output of their step, which is read, for all stages, from the instance of $DAGSTER_HOME.
+    RUN is the run's id, or its beginning. The command prints the complete standard output and
+    error, including the output of native code, as long as the local head or the nodes of the
+    cluster keep them. With LocalCompute, workers write to the output of their step. This is read,
+    for all stages, from the instance of $DAGSTER_HOME.
 
     Example: vane-dagster logs 3f9c21aa docs/embedding
     """

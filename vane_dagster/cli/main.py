@@ -13,18 +13,18 @@ import click
 from vane_dagster.errors import VaneError
 
 _COMMANDS = {
-    "plan": "What a run would compute, why, and what it would cost.",
-    "preview": "Some rows of a stage, computed and not stored.",
-    "batches": "Batches of providers: list, collect, cancel.",
-    "quarantine": "Failed rows of a stage by error, and their retry.",
+    "plan": "Show what a run would compute, why, and what it would cost.",
+    "preview": "Compute some rows of a stage, and store nothing.",
+    "batches": "List, collect and cancel batches of providers.",
+    "quarantine": "List the failed rows of a stage by error, and retry them.",
     "adopt": "Keep stored rows after an edit that changes no result.",
-    "advise": "What limited a run, and what would shorten it.",
-    "diff": "Two versions of a stage's rows, side by side.",
-    "logs": "What the workers of a stage print.",
-    "cluster": "The local Ray heads: list, stop.",
-    "pools": "Warm models and model servers: list, evict, show logs.",
-    "store": "A store: list its stages, collect garbage, promote a branch.",
-    "trace": "A row back to the source, or forward.",
+    "advise": "Show what limited a run, and what would shorten it.",
+    "diff": "Compare two versions of a stage's rows.",
+    "logs": "Print what the workers of a stage wrote in a run.",
+    "cluster": "List and stop the local Ray heads.",
+    "pools": "List and evict warm models and model servers, and print their logs.",
+    "store": "List and clean a store, and promote a branch.",
+    "trace": "Follow a row back to the source, or forward.",
 }
 """The commands; each is the function of this name in the module of this name."""
 

@@ -33,23 +33,24 @@ def texts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -
 
 STORE = click.option(
     "--store",
-    help="The store's root. [default: that of the definitions or of the dg project, else "
-    "$VANE_DAGSTER_STORE, else this user's]",
+    help="Root of the store. [default: the store of the definitions or of the dg project, else "
+    "$VANE_DAGSTER_STORE, else the user's store]",
 )
-PARTITION = click.option("--partition", help="The partition's key. [default: none]")
+PARTITION = click.option("--partition", help="Key of the partition. [default: none]")
 PARTITIONS = click.option(
     "--partitions",
     multiple=True,
     metavar="A,B,...",
     callback=texts,
-    help="Keys, such as a,b; with definitions also 2026-01-01..2026-01-31. [default: all]",
+    help="Keys of partitions, such as a,b; with definitions also ranges, such as "
+    "2026-01-01..2026-01-31. [default: all]",
 )
 IDS = click.option(
     "--ids", multiple=True, metavar="A,B,...", callback=texts, help="Ids of input rows."
 )
-NAME = click.option("--name", help="Which local head.  [default: default]")
+NAME = click.option("--name", help="Name of the local head.  [default: default]")
 ADDRESS = click.option("--address", help="Address of another Ray cluster, or of a local head.")
-AS_JSON = click.option("--json", "as_json", is_flag=True, help="As JSON.")
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def print_json(value: Any, indent: int | None = 1) -> None:

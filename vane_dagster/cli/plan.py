@@ -15,18 +15,20 @@ from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
 @with_definitions()
 @click.option(
     "--select",
-    help="Stages, such as clean,embedding+ (with those downstream) or +embedding (with those "
-    "upstream). [default: all]",
+    help="Stages, such as clean,embedding+ (with all downstream stages) or +embedding (with all "
+    "upstream stages). [default: all]",
 )
 @PARTITIONS
 @STORE
-@click.option("--force", is_flag=True, help="As if the run's config had force.")
-@click.option("--retry-quarantined", is_flag=True, help="As if it had retry_quarantined.")
-@click.option("--rows", is_flag=True, help="Read the inputs, and count rows by their keys.")
+@click.option("--force", is_flag=True, help="Plan a run with force in its config.")
+@click.option(
+    "--retry-quarantined", is_flag=True, help="Plan a run with retry_quarantined in its config."
+)
+@click.option("--rows", is_flag=True, help="Read the inputs to count rows exactly.")
 @click.option(
     "--sample",
     type=click.IntRange(1),
-    help="Rows to compute of a stage that is new or was edited.",
+    help="Compute this many rows of each new or edited stage, to measure their cost.",
 )
 @AS_JSON
 def plan(
@@ -36,10 +38,10 @@ def plan(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Says what a run of PIPELINE would compute, why, and what it would cost.
+    """Show what a run of PIPELINE would compute, why, and what it would cost.
 
-    It computes nothing and starts no cluster, unless --sample asks for that. PIPELINE may be left
-    out if there is only one. The exit code is 1 if a partition cannot be planned.
+    Without --sample, a plan computes nothing and starts no cluster. PIPELINE may be left out if
+    there is only one. The exit code is 1 if a partition cannot be planned.
 
     Example: vane-dagster plan docs -f definitions.py --select embedding+
     """

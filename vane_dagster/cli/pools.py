@@ -30,9 +30,9 @@ _POOL = click.argument("pool")
 @AS_JSON
 @click.pass_context
 def pools(context: click.Context, name: str | None, address: str | None, as_json: bool) -> None:
-    """Lists the pools of warm models and of model servers.
+    """List the pools of warm models and model servers.
 
-    Exit code 1: the cluster or a pool manager does not answer.
+    The exit code is 1 if the cluster or a pool manager does not answer.
     """
     if context.invoked_subcommand:
         if name or address or as_json:
@@ -49,16 +49,18 @@ def pools(context: click.Context, name: str | None, address: str | None, as_json
 
 @pools.command()
 @click.argument("pool", required=False)
-@click.option("--all", "everything", is_flag=True, help="All pools.")
-@click.option("--force", is_flag=True, help="Leased ones too; their runs construct them again.")
+@click.option("--all", "everything", is_flag=True, help="End all pools.")
+@click.option(
+    "--force", is_flag=True, help="End leased pools too; their runs construct the models again."
+)
 @NAME
 @ADDRESS
 def evict(
     pool: str | None, everything: bool, force: bool, name: str | None, address: str | None
 ) -> None:
-    """Ends POOL, or all pools, and frees what they hold; a server finishes its requests first.
+    """End POOL, or all pools, and free their resources. A server finishes its requests first.
 
-    Exit code 1: there is no such pool, or runs lease it.
+    The exit code is 1 if there is no such pool, or if runs lease it.
     """
     if (pool is None) == (not everything):
         raise click.UsageError("give one pool, or --all")
@@ -81,14 +83,14 @@ def evict(
 
 @pools.command()
 @_POOL
-@click.option("--lines", default=100, show_default=True, type=click.IntRange(1), help="At most.")
+@click.option("--lines", default=100, show_default=True, type=click.IntRange(1), help="Most lines.")
 @NAME
 @ADDRESS
 @AS_JSON
 def logs(pool: str, lines: int, name: str | None, address: str | None, as_json: bool) -> None:
-    """Prints the log of each worker of POOL: of its server, also while it starts, or its output.
+    """Print the log of each worker of POOL, or of its server, even while it starts.
 
-    The output has the lines of all runs. Secrets in it are masked.
+    The log has the lines of all runs. Secrets are masked.
     """
     workers = _chosen(_listed(_managers(name, address)), pool)[0]["workers"]
     texts = {worker["name"]: ask_worker(worker["name"], "log", lines) for worker in workers}
@@ -104,15 +106,17 @@ def logs(pool: str, lines: int, name: str | None, address: str | None, as_json: 
 @pools.command()
 @_POOL
 @AS_JSON
-@click.option("--api-key", "with_key", is_flag=True, help="Print its key too, on the next line.")
+@click.option(
+    "--api-key", "with_key", is_flag=True, help="Print its API key too, on the next line."
+)
 @NAME
 @ADDRESS
 def endpoint(
     pool: str, as_json: bool, with_key: bool, name: str | None, address: str | None
 ) -> None:
-    """Prints the URL of a ready replica of the server POOL: on this machine if there is one.
+    """Print the URL of a ready replica of the server POOL, preferably on this machine.
 
-    It takes no lease, so the server may stop at any time.
+    The command takes no lease, so the server may stop at any time.
     """
     server = _chosen(_listed(_managers(name, address)), pool)[0]
     if not server["server"]:

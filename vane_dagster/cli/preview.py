@@ -17,14 +17,16 @@ from vane_dagster.pipeline.preview import FailedRow
 @click.command()
 @click.argument("stage")
 @with_definitions()
-@click.option("--rows", default=10, show_default=True, type=click.IntRange(1), help="Input rows.")
+@click.option(
+    "--rows", default=10, show_default=True, type=click.IntRange(1), help="Number of input rows."
+)
 @PARTITION
 @IDS
 @click.option("--where", help="SQL condition on the stage's input.")
-@click.option("--reload", is_flag=True, help="Construct models of edited classes anew.")
+@click.option("--reload", is_flag=True, help="Construct edited classes again.")
 @AS_JSON
 def preview(definitions: Definitions, stage: str, as_json: bool, **options: Any) -> None:
-    """Computes some rows of STAGE, such as docs/embedding, and stores nothing.
+    """Compute some rows of STAGE, such as docs/embedding, and store nothing.
 
     It uses the store and the compute resource of the definitions: stored rows of the stages
     upstream are read, and models stay loaded on the workers of a RayCompute.

@@ -27,7 +27,7 @@ _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
 @click.argument("stage")
 @PARTITIONS
 @STORE
-@click.option("--retry", is_flag=True, help="Compute them again, with their rows downstream.")
+@click.option("--retry", is_flag=True, help="Compute the failed rows again, also downstream.")
 @with_definitions(is_optional=True)
 @AS_JSON
 def quarantine(
@@ -38,16 +38,16 @@ def quarantine(
     retry: bool,
     as_json: bool,
 ) -> None:
-    """Lists the quarantined rows of STAGE, such as docs/embedding, by the kind of their error.
+    """List the quarantined rows of STAGE, such as docs/embedding, by kind of error.
 
-    Messages that differ only in numbers and quoted values are of one kind. The most frequent kind
-    is first, with some ids and the partitions to run again. The first failed rows of partitions
-    that a run gave up come last, with the run.
+    Messages that differ only in numbers and quoted values are one kind. The most frequent kind is
+    first, with some ids and the partitions to run again. Partitions that a run gave up are last,
+    with the run and their first failed rows.
 
-    With --retry, a run computes these rows again, and in the stages downstream what follows from
-    them, with the store and the compute resource of the definitions. Those that fail again are
-    listed. If other rows of the stage are due too, as after an edit, no run begins, and the command
-    fails with the plan.
+    With --retry, a run computes these rows again, and the downstream rows made from them, with the
+    store and the compute resource of the definitions. Rows that fail again are listed. If other
+    rows of the stage are due too, for example after an edit, no run begins, and the command fails
+    and shows the plan.
 
     Example: vane-dagster quarantine docs/embedding --retry -f definitions.py
     """

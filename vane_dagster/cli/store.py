@@ -35,7 +35,7 @@ def duration(text: str) -> float:
 
 @click.group()
 def store() -> None:
-    """Keeps a store in order."""
+    """List and clean a store, and promote a branch."""
 
 
 @store.command()
@@ -45,27 +45,29 @@ def store() -> None:
     type=duration,
     default="7d",
     show_default=True,
-    help="How long unfinished work and former versions are kept in any case.",
+    help="How long unfinished work and former versions are kept at least.",
 )
 @click.option(
     "--grace",
     type=duration,
     default="1d",
     show_default=True,
-    help="Time between marking a part for deletion and deleting it; longer than any run.",
+    help="Time between marking a part and deleting it; must be longer than any run.",
 )
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
 @AS_JSON
 def gc(root: str, as_json: bool, **policy: Any) -> None:
-    """Removes parts of the store at ROOT that nobody needs any more.
+    """Remove parts of the store at ROOT that are not needed any more.
 
-    A part is needed while a manifest names it that is in force, was superseded within --keep, or
-    led to one in force elsewhere. Others are marked for deletion once they are older than
-    --keep: runs compute such a part again rather than build on it. A later gc deletes them, --grace
-    after that. So run gc regularly, for example daily. Copies of local files that arguments name
-    are deleted once no run has needed them for --keep and --grace together. In the targets of write
-    stages only files of killed runs in _vane_staging are collected. With --json, one object a line,
-    with the name and the size of each file.
+    Run gc regularly, for example daily. A part is needed as long as a manifest names it that is in
+    force, was superseded within --keep, or led to one in force elsewhere. Other parts are marked
+    once they are older than --keep, so that runs do not use them any more. A gc at least --grace
+    later deletes them.
+
+    Copies of local files that arguments name are deleted once no run has needed them for --keep and
+    --grace together. In the targets of write stages, only files that killed runs left in
+    _vane_staging are deleted. With --json, each line is an object with the names and sizes of the
+    files.
     """
     terms = GcPolicy(time.time(), **policy)
     stages = 0
@@ -92,10 +94,10 @@ def gc(root: str, as_json: bool, **policy: Any) -> None:
 @click.argument("path", default="")
 @AS_JSON
 def list_results(root: str, path: str, as_json: bool) -> None:
-    """Lists the results in force in the store at ROOT: each stage, or the partitions of one.
+    """List the results in force in the store at ROOT, by stage or, for one stage, by partition.
 
-    PATH is a pipeline, or a stage as docs/embedding. Rows, parts and bytes are those that the
-    manifests name. With --json, one object a line.
+    PATH is a pipeline, or a stage such as docs/embedding. Rows, parts and bytes are those that the
+    manifests name. With --json, each line is an object.
     """
     lines, opened = [_RESULTS], open_store(root, "ROOT")
     for each in contents.results(opened, path):
@@ -116,16 +118,16 @@ def list_results(root: str, path: str, as_json: bool) -> None:
 @click.argument("root")
 @click.argument("pipeline")
 @click.argument("partitions", nargs=-1)
-@click.option("--before", default="", help="Partitions with a key that precedes this text.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--before", default="", help="Partitions whose key is less than this text.")
+@click.option("--dry-run", is_flag=True, help="Show what would be done, and change nothing.")
 def forget(root: str, pipeline: str, partitions: Sequence[str], before: str, dry_run: bool) -> None:
-    """Deletes all versions of PARTITIONS of PIPELINE, in all stages, from the store at ROOT.
+    """Delete all versions of PARTITIONS of PIPELINE, in all stages, from the store at ROOT.
 
-    PIPELINE may name one stage, such as docs/embedding. Without PARTITIONS and --before, all of
-    the stage is then deleted: use this for the old name of a renamed stage.
+    PIPELINE may name one stage, such as docs/embedding. Without PARTITIONS and --before, the whole
+    stage is then deleted: use this for the old name of a renamed stage.
 
-    Their files are garbage then, which gc removes. Published tables and Dagster's record of the
-    partitions stay: delete rows there yourself, and wipe the partitions in Dagster's UI.
+    gc then removes the files. Published tables and Dagster's record of the partitions are not
+    changed: delete rows there yourself, and wipe the partitions in Dagster's UI.
 
     Example: vane-dagster store forget s3://lake/.vane docs --before 2026-01-01
     """
@@ -145,12 +147,13 @@ def forget(root: str, pipeline: str, partitions: Sequence[str], before: str, dry
 @click.argument("target", metavar="TO")
 @click.argument("pipeline")
 def promote(branch: str, target: str, pipeline: str) -> None:
-    """Puts what a branch has committed of PIPELINE in force in the store that it started from.
+    """Put the results of a branch for PIPELINE in force in the fallback of the branch.
 
     FROM is the root of the branch, and TO the root of its fallback. Manifests and the parts that
-    they name are copied; nothing is computed. Refused if other versions are in force in TO than
-    those that the branch was made from. If it is killed, run it again. The next run of the
-    partitions with TO publishes the write stages and reports materializations to Dagster.
+    they name are copied; nothing is computed. The promotion is refused if the versions in force in
+    TO are not those that the branch started from. If the command is killed, run it again. The next
+    run of the partitions with TO publishes the write stages and reports materializations to
+    Dagster.
 
     Example: vane-dagster store promote s3://lake/dev/feature-x s3://lake/.vane docs
     """

@@ -11,7 +11,7 @@ from vane_dagster.orchestration.trace import trace as trace_row
 
 @click.command()
 @click.argument("stage")
-@click.option("--id", required=True, help="The row's id, in full.")
+@click.option("--id", required=True, help="The complete id of the row.")
 @PARTITION
 @click.option("--forward", is_flag=True, help="Follow the row to all rows made from it.")
 @STORE
@@ -26,12 +26,13 @@ def trace(
     store: str | None,
     as_json: bool,
 ) -> None:
-    """Follows a row of STAGE, such as docs/enriched, back to the source file.
+    """Follow a row of STAGE, such as docs/enriched, back to the source file.
 
-    Each step has the row's values, shortened, with the messages of a prompt; the file and the row's
-    number in it; the run, the workers and the time, the code version and the model. With --forward
-    it goes from a row of a stage, or of docs/source, to every row that was made of it. With -f or
-    -m the definitions read the source: its row's values, and CSV and JSON files and Iceberg tables.
+    Each step shows the row's values, shortened, and the messages of a prompt; the file and the
+    row's number in it; the run, the workers, the time, the code version and the model. With
+    --forward, the command follows a row of a stage, or of docs/source, to every row that was made
+    from it. With -f or -m, it also reads the source: the values of its row, and the row in CSV
+    files, JSON files and Iceberg tables.
     """
     found_in = stage if definitions is None else definitions.stage(stage, or_source=True)
     place = opened(store, definitions)
