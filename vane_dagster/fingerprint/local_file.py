@@ -126,23 +126,22 @@ class FileContent:
 
 @known_keywords("vd.local_file")
 def local_file(path: str | os.PathLike[str]) -> Any:
-    """Name a file or folder whose content travels to the workers: weights, a tokenizer, labels.
+    """Name a file or folder whose content is sent to the workers: weights, a tokenizer, labels.
 
     Pass it as an argument of a function or class, also inside of lists, dictionaries and
     dataclasses: ``fn_constructor_kwargs={"weights": vd.local_file("model.pt")}``. In the worker
-    the argument is a `str`, the path of a read-only local copy with the same name. Workers need not
-    see the original. Its content and its name count in fragment keys, its folder does not. Hidden
-    files of a folder are left out.
+    the argument is a `str`, the path of a read-only local copy with the same name, so workers do
+    not need access to the original. Its content and its name are part of fragment keys, its folder
+    is not. Hidden files of a folder are left out. With ``vd.Reuse(version=...)`` the content is not
+    part of keys. A default value or a module's constant cannot be a local file.
 
     The file must exist when the stage is declared, unless the stage has `deps`, assets that may
-    make it.
+    make it. If the file is edited while a run begins, the run stops.
 
-    A run copies each content once into the store, and each node copies it once from there to its
-    private folder, below ``TMPDIR``, and verifies its sha256 before the constructor runs; the time
-    counts in ``startup_timeout_s``. A folder has at most 100,000 files. Copies that no process uses
-    are deleted a day after their last use, when another is made. With ``vd.Reuse(version=...)`` the
-    content does not count in keys. A default value or a module's constant cannot be a local file. A
-    file that is edited while a run begins stops the run.
+    A run copies each content once into the store. Each node copies it once from there to its
+    private folder, below ``TMPDIR``, and verifies its sha256 before the constructor runs; this time
+    counts towards ``startup_timeout_s``. A folder has at most 100,000 files. Copies that no process
+    uses are deleted a day after their last use, when another copy is made.
 
     Args:
         path: A file or folder on this machine, absolute or relative to the current folder.

@@ -32,12 +32,12 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
     `pyarrow.RecordBatchReader`, `pandas.DataFrame`, `polars.DataFrame`, `polars.LazyFrame`,
     `duckdb.DuckDBPyRelation` or `ray.data.Dataset`. Several partitions form one table, in the order
     of their definition. A check without partitions reads the partitions of the run, or all
-    that are materialized. The metadata of the input selects ``columns`` and can set
+    that are materialized. The metadata of the input can select ``columns`` and set
     ``allow_missing_partitions``.
 
-    With a `fallback` it is a branch: a partition of a stage that the branch has committed is its
-    own, and every other one is read from the fallback. Inferred schemas, adoptions and
-    fragment sizes of the fallback hold in the branch too; its changes stay there until
+    With a `fallback` the store is a branch: partitions of a stage that the branch has committed are
+    read from the branch, all others from the fallback. Inferred schemas, adoptions and fragment
+    sizes of the fallback also apply in the branch. Changes in the branch stay there until
     ``vane-dagster store promote``. Neither root may contain the other, and the fallback must not
     be a branch. ``storage_options`` apply to both roots, unless one is on the local disk.
 

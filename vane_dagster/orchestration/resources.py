@@ -35,8 +35,8 @@ def _collect_once() -> None:
 class LocalCluster(DeclaredArguments, dg.ConfigurableResource):  # type: ignore[type-arg]  # it has no value type
     """A Ray head on this machine's loopback address, started on first use.
 
-    It outlives the run, so later runs of the same Python environment reuse their warm models. It
-    stops by itself after `idle_minutes` without a connected driver. ``vane-dagster cluster list``
+    It keeps running after the run, so later runs of the same Python environment reuse its warm
+    models. It stops after `idle_minutes` without a connected driver. ``vane-dagster cluster list``
     shows the heads of all environments and ``vane-dagster cluster stop`` stops one.
     """
 
@@ -140,9 +140,9 @@ class RayCompute(Compute):
     """Compute on a Ray cluster, with warm actors that outlive the run.
 
     The cluster is a `LocalCluster` (the default), any `dagster_ray.RayResource`, or an address.
-    `subprocesses` is a `LocalCompute` with what stages that declare a subprocess as
-    `execution_backend` may reserve on this machine. Default: its CPUs and memory, and the GPUs that
-    it does not give to the cluster.
+    Stages with a subprocess as `execution_backend` may reserve the resources of `subprocesses`, a
+    `LocalCompute`, on this machine. Default: the machine's CPUs and memory, and the GPUs that it
+    does not give to the cluster.
     """
 
     cluster: dg.ResourceDependency[Any] = None  # type: ignore[assignment]  # optional

@@ -96,33 +96,35 @@ def cls(**options: Unpack[ClassArguments]) -> Callable[[C], C]: ...
 def cls(class_: Any = None, **options: Unpack[ClassArguments]) -> Any:
     """Let a class be called in a pipeline without constructing it: ``Model("m").classify``.
 
-    Calling the class keeps its arguments in a `LazyInstance`, and checks that the constructor takes
-    them. Workers construct it, once each. A method of a lazy instance is the `fn` of a stage. If it
-    is called with values, as in a test, it constructs the class in this process, once, and returns
-    the result. The class object stays the same: it can be inherited from, pickled and tested for
-    by `isinstance`. A subclass is lazy if it is decorated itself.
+    Calling the class stores its arguments in a `LazyInstance`, and checks that the constructor
+    accepts them. Each worker constructs the class once. Pass a method of the lazy instance as the
+    `fn` of a stage. If the method is called with values, for example in a test, the class is
+    constructed once in this process, and the result is returned. The class object stays the same:
+    it can be inherited from, pickled and used with `isinstance`. A subclass is lazy only if it is
+    decorated too.
 
     Stages that call methods of one lazy instance share its workers, so the model is loaded once.
-    Calls of async methods are in flight at the same time, but not beside a call of a synchronous
-    method. Each stage has keys of its own: an edit of a method under `vd.method` recomputes the
-    stages of other methods only if their code may reach it.
+    Calls of async methods are in flight at the same time, but not together with a call of a
+    synchronous method. Each stage has separate keys: an edit of a method under `vd.method`
+    recomputes the stages of other methods only if their code may call it.
 
-    A class that is constructed while a worker runs the user's code, such as a tokenizer in a
-    model's ``__init__``, is constructed at once.
+    In user code that a worker runs, a class is constructed at once, such as a tokenizer in a
+    model's ``__init__``.
 
-    The arguments have the names of `daft.cls`. Each is the default of the stages that use the
-    class. None of them counts in fragment keys.
+    The arguments have the names of `daft.cls`. They are defaults for the stages that use the class,
+    and are not part of fragment keys.
 
     Args:
         class_: The class, if the decorator has no arguments.
-        cpus: CPUs that a worker reserves: the stage's `num_cpus`.
-        gpus: GPUs that a worker reserves: the stage's `gpus`.
+        cpus: CPUs that a worker reserves, like the stage's `num_cpus`.
+        gpus: GPUs that a worker reserves, like the stage's `gpus`.
         use_process: Ignored: each worker is a process.
-        max_concurrency: Calls that run at the same time: workers for methods that are not async, as
-            the stage's `concurrency`; calls in flight in one worker for async methods.
-        max_retries: Retries of a call after a transient error: the stage's `max_retries`.
-        on_error: "raise"; or "log" or "ignore", which make a failed row a row of nulls with its
-            error in a column "error", as the stage's ``on_error="null"``.
+        max_concurrency: Calls that run at the same time. For synchronous methods, the number of
+            workers, like the stage's `concurrency`; for async methods, calls in flight in one
+            worker.
+        max_retries: Retries of a call after a transient error, like the stage's `max_retries`.
+        on_error: "raise"; or "log" or "ignore", which keep a failed row as a row of nulls with its
+            error in a column "error", like the stage's ``on_error="null"``.
         name_override: The name shown for the class.
 
     Raises:
@@ -167,11 +169,11 @@ class _FunctionDecorator:
     def __call__(self, function: Any = None, **options: Unpack[FunctionArguments]) -> Any:
         """Declare the result and the options of a function or method of the values of one row.
 
-        It stays what it is, and can be called with values. It needs the decorator only to state
-        what its annotations do not. The arguments have the names of `daft.func`. Those of a method
-        override those of its class, and a stage's own arguments override both.
+        The function is not changed, and can be called with values. It needs the decorator only for
+        declarations that its annotations do not make. The arguments have the names of `daft.func`.
+        Arguments of a method override those of its class, and a stage's arguments override both.
 
-        With `.batch` it takes columns, one array each, and returns a column.
+        With `.batch` the function receives an array for each column, and returns a column.
         """
         if self._is_batch and options.get("return_dtype") is None:
             raise DefinitionError(f"{_METHOD}: batch lacks its argument 'return_dtype'")

@@ -106,7 +106,7 @@ def _error_names(where: str, name: str, value: Any) -> tuple[str, ...]:
 @checked_record("concurrency", "vd.Workers")
 @dataclass(frozen=True)
 class Workers:
-    """The workers of a stage: how many there are, what each reserves, and how it runs.
+    """The workers of a stage: their number, what each reserves, and how it runs.
 
     ``concurrency=4`` is short for ``concurrency=vd.Workers(4)``.
 
@@ -120,32 +120,33 @@ class Workers:
 
     Attributes:
         count: The number of workers, or (min, max) depending on the cluster's free resources, or
-            "auto": one for each batch of the run, as many as the cluster's GPUs hold, or without
-            GPUs its CPUs. Default: 1 for a class, "auto" for a function.
-        num_cpus: CPUs that a worker reserves. Default: what the decorator of its code says, or 0.
+            "auto": one for each batch of the run, up to the number that fits on the cluster's GPUs,
+            or on its CPUs if it has none. Default: 1 for a class, "auto" for a function.
+        num_cpus: CPUs that a worker reserves. Default: the decorator's value, or 0.
         memory: Bytes of memory that a worker reserves.
         accelerator_type: The GPU type, as Ray names it, such as "A100".
         resources: Custom cluster resources that a worker reserves.
-        max_concurrency: Calls of an async function that run at the same time in one worker, default
-            16; for `prompt` and `embed`, batches: a prompt's worker has up to ``max_concurrency *
-            batch_size`` requests in flight. A worker makes one call of a synchronous function at a
-            time, so there it is the number of workers if `count` is not set.
+        max_concurrency: Calls of an async function that run at the same time in one worker, by
+            default 16; for `prompt` and `embed`, batches: a prompt's worker has up to
+            ``max_concurrency * batch_size`` requests in flight. A worker runs one call of a
+            synchronous function at a time; for such functions, this is the number of workers if
+            `count` is not set.
         startup_timeout_s: Time limit in seconds for constructing the class in a worker. The error
-            says what the worker was executing. Default: 1800.
-        max_batches: Calls after which a worker is replaced by a new one, between two tasks, for
-            models or libraries that leak memory. Calls that isolate failed rows come on top.
-        max_rss: Bytes of memory after which a worker is replaced, between two calls. Counts the
+            shows what the worker was executing. Default: 1800.
+        max_batches: Number of calls after which a worker is replaced, between two tasks, for models
+            or libraries that leak memory. Calls that isolate failed rows may exceed it.
+        max_rss: Bytes of memory above which a worker is replaced, between two calls. Counts the
             private memory of its processes, without mapped files and shared tables.
-        env_vars: Names of environment variables. Their values are sent to the worker with each run,
-            and never stored, keyed or logged.
+        env_vars: Names of environment variables. Their values are sent to the workers with each
+            run. They are not stored or logged, and are not part of keys.
         keyed_env_vars: The same for variables that change results, such as the language of a model.
-            A new value makes new fragment keys and new workers. Only a digest of the value is used,
-            and nothing of it is stored or logged. Do not name secrets: rotating a secret would
+            A new value makes new fragment keys and new workers. Only a digest of the value is used;
+            the value is not stored or logged. Do not name secrets: rotating a secret would
             recompute everything.
         execution_backend: Where the workers run: "ray_actor" or "ray_task" on the Ray cluster;
-            "subprocess_actor" or "subprocess_task" on the machine of the run, while other stages
-            run on the cluster: for code that needs a license, device or service of that machine. A
-            class is constructed once under both names. Default: where the compute resource says.
+            "subprocess_actor" or "subprocess_task" on the machine of the run, for code that needs a
+            license, device or service of that machine. A class is constructed once under both
+            names. Default: the workers of the compute resource.
 
     Raises:
         DefinitionError: If a value is invalid.
@@ -218,19 +219,19 @@ class Failures:
             "quarantine" halves the batch until the failed rows are isolated, stores those with
             their errors beside the output, and continues. "null" keeps them in the output as nulls,
             with the error in a column "error".
-        max_error_rate: The share of a partition's rows that may fail. Beyond it, the partition
-            fails, and if all rows fail, unless it is 1. Default: 0.01, or 10 rows if that is more.
-            A rate that is set is exact.
+        max_error_rate: The share of a partition's rows that may fail. If more rows fail, the
+            partition fails. It also fails if all rows fail, unless the rate is 1. Default: 0.01, or
+            10 rows if that is more. A rate that you set is exact.
         max_retries: Retries of a call, with exponential backoff, after a transient error: a
             connection error, a time-out, HTTP 429 or 5xx. Default: 3; for `prompt`, `embed` and
-            `classify` 5, of a row.
-        retry_on: Further exception classes, or their names, to treat as transient. With
-            "InvalidAnswer", a row with an answer that does not fit is retried with the same prompt.
-        timeout_s: Time limit of a call in seconds; of a row in `map` and `prompt`. A worker that
-            exceeds it is replaced. Rows that hang or kill their workers are isolated like rows that
-            raise.
-        explain_errors: For `prompt`: how often to send a model the reason why its answer does not
-            fit, and ask again.
+            `classify` 5 for each row.
+        retry_on: Additional exception classes, or their names, to treat as transient. With
+            "InvalidAnswer", a row whose answer does not fit is retried with the same prompt.
+        timeout_s: Time limit in seconds for a call, or for a row in `map` and `prompt`. A worker
+            that exceeds it is replaced. Rows that hang or kill their workers are isolated like rows
+            that raise.
+        explain_errors: For `prompt`: how often a model is asked again with the reason why its
+            answer does not fit.
 
     Raises:
         DefinitionError: If a value is invalid.
@@ -270,29 +271,30 @@ class Reuse:
     ``reuse="rows"`` is short for ``reuse=vd.Reuse("rows")``.
 
     With "rows", the values that the code reads are compared bit by bit: ``-0.0`` differs from
-    ``0.0``, null from an empty text, ``INTEGER`` from ``BIGINT``. Their keys have 128 bits (XXH3,
-    not a cryptographic hash). A row is looked up among the rows of its fragment, in the results of
-    its partition that are in force or that the run has written, and in those in force of preceding
-    partitions; results of runs before the last one are not looked at. Functions of less than 10 µs
-    a row compute it again in place of a look-up in other fragments of the partition. A copy takes
-    over only the columns that the stage makes. Failures are never copied from other partitions.
-    The function gets only the columns that it names.
+    ``0.0``, null from an empty text, ``INTEGER`` from ``BIGINT``. Row keys have 128 bits (XXH3, not
+    a cryptographic hash). The function receives only the columns that it names.
+
+    A row is looked up among the rows of its fragment, in the results of its partition that are in
+    force or that the run has written, and in the results in force of preceding partitions. Former
+    results are not searched. For functions faster than 10 µs a row, other fragments of the same run
+    are not searched. Only the columns that the stage makes are copied. Failures are never copied
+    from other partitions.
 
     Attributes:
         mode: "rows": a row is computed only if the values of the columns that the code reads, the
-            code, its arguments or the schema changed. Each output must then depend only on its own
-            row. "fragments": the rows of a file, or part of it, are computed if one of them
-            changed, or anything else in the input. "none": each run computes all rows. Default:
-            "rows" if the columns that the code reads are known, and it cannot mix up rows without
-            the id; else "fragments".
+            code, its arguments or the schema have changed. Each output must then depend only on its
+            own row. "fragments": all rows of a file, or of part of a file, are computed if any of
+            its input has changed. "none": each run computes all rows. Default: "rows" if the
+            columns that the code reads are known, and it cannot mix up rows without the id; else
+            "fragments".
         partitions: With "rows", the number of preceding partitions in which rows are looked up, the
-            nearest first, in addition to the row's own. 0: its own alone. Time windows precede by
-            time, other partitions as they are listed; for multi-partitions the time dimension
-            counts, and the other keys must be equal.
-        per_row: With "rows", whether each row has its own result, for a function that
-            samples: the id is then part of the row's key, although the function does not see it, so
-            a row with another id is computed. Default: rows with equal columns share a result;
-            those of a prompt do if its temperature is 0.
+            nearest first, in addition to the current one. 0 searches only the current one. Time
+            windows are ordered by time, other partitions as they are listed. For multi-partitions
+            the time dimension decides, and the other keys must be equal.
+        per_row: With "rows", whether each row has its own result, for functions that sample. The id
+            is then part of the row's key, although the function does not receive it, so a row with
+            another id is computed. Default: rows with equal columns share a result; for a prompt,
+            only if its temperature is 0.
         version: Replaces the identity of the code, and of the content of files that arguments name.
             An edit then recomputes nothing until the version changes. Arguments without an identity
             count by their type.
@@ -333,12 +335,12 @@ class Reuse:
 @checked_record("cardinality", "vd.Children")
 @dataclass(frozen=True)
 class Children:
-    """That each row of a batch becomes any number of rows, which have an id of their own.
+    """Declare that each row of a batch becomes any number of rows, each with a new id.
 
     Attributes:
-        id: The column of the new id, which keys the downstream stages. Unless the schema has it,
-            each row gets ``<parent id>-<number>``. The function returns the input's id with each
-            row, as the row that it was made from.
+        id: The column of the new id, which identifies the rows in downstream stages. Unless the
+            schema has this column, each row gets the id ``<parent id>-<number>``. With each row,
+            the function must return the id of the input row that it was made from.
 
     Raises:
         DefinitionError: If a value is invalid.
@@ -358,50 +360,51 @@ class Model:
     ``model="gpt-4o-mini"`` is short for ``model=vd.Model("gpt-4o-mini")``.
 
     Attributes:
-        name: The model's name, as the provider knows it, or the path of its folder; or a server
-            that runs it, such as `vd.VLLMServer`, for the provider "openai". Its replicas get the
-            requests, on the worker's node first.
-        options: The provider's options, listed below. Those that cannot change answers, such as
+        name: The provider's name of the model, or the path of its folder; or a server that runs
+            it, such as `vd.VLLMServer`, for the provider "openai". Requests go to the replicas of
+            the server, preferably on the worker's node.
+        options: The provider's options, listed below. Options that cannot change answers, such as
             addresses and limits, are not part of fragment keys. ``server`` is a server that runs
-            the model by this name, such as one of its adapters.
+            the model under this name, such as one of its adapters.
         prices: The price of a million tokens by kind: "prompt", "completion", and "cached" for
             prompt tokens that the engine has in its cache. With prices, the metadata has each
-            partition's cost, including that of answers that do not fit.
+            partition's cost, including the cost of answers that do not fit.
         token_budget: Tokens that a run may use, prompts and answers together. A request in a batch
             counts when it is submitted: a token for each four characters of the prompt, and
-            `max_tokens`, or 500, for the answer. Once they are used up, the run starts no more
+            `max_tokens`, or 500, for the answer. Once the budget is used up, the run starts no more
             fragments of this stage. Fragments in flight are finished and kept; partitions that need
             more fragments fail.
-        cost_budget: The same as a cost; requires `prices`.
-        mode: "batch": requests go into batches of the provider's batch API, at half the price. A
-            run submits them and ends, and a later run stores the answers, which take up to 24
-            hours. Default: "live". Only for `prompt`, with "openai" and "anthropic".
-        adapter: The folder of a LoRA adapter, which travels to the workers like a `vd.local_file`:
+        cost_budget: The same limit as a cost; requires `prices`.
+        mode: "batch" sends requests through the provider's batch API, at half the price. A run
+            submits them and ends, and a later run stores the answers, which take up to 24 hours.
+            Default: "live". Only for `prompt`, with "openai" and "anthropic".
+        adapter: The folder of a LoRA adapter, which is sent to the workers like a `vd.local_file`:
             ``"adapters/reviews"``. With ``"adapters/{column}"``, the column names each row's
-            folder, and null the model alone. Only for `prompt`, with "vllm" and
+            folder; null selects the model without an adapter. Only for `prompt`, with "vllm" and
             ``options={"engine_kwargs": {"enable_lora": True}}``. Adapters share an engine;
             ``max_loras`` is how many compute at the same time, and ``max_lora_rank`` (16) their
-            highest rank. The content counts for the stages, and for the rows, that name the
-            adapter. With a column, all adapters in the parent folder are listed when the stage is
-            declared, and copied to each node; a value that is none of them is a row error.
-        include_reasoning: Whether to add a column of the model's reasoning, null where there is
-            none. The answer is without it. Only for `prompt`; a provider that returns none is
-            refused. The provider must be asked for it. "openai": whatever the endpoint expects in
-            `sampling_params`, such as ``reasoning_effort``; OpenAI's own endpoint returns only the
-            number of tokens. "anthropic": ``sampling_params={"thinking": {"type": "enabled",
-            "budget_tokens": 2048}}``. "vllm": ``engine_kwargs={"reasoning_parser": "qwen3"}``;
-            `vd.VLLMServer`: the flag ``reasoning_parser``.
+            highest rank. An edit of an adapter recomputes the stages, or the rows, that name it.
+            With a column, all adapters in the parent folder are listed when the stage is declared,
+            and copied to each node; any other value is a row error.
+        include_reasoning: Whether to add a column with the model's reasoning, which is null if
+            there is none. The answer does not contain it. Only for `prompt`; refused for a provider
+            that returns no reasoning. The provider must also be asked for it. "openai": as the
+            endpoint expects in `sampling_params`, such as ``reasoning_effort``; OpenAI's own
+            endpoint returns only the number of tokens. "anthropic": ``sampling_params={"thinking":
+            {"type": "enabled", "budget_tokens": 2048}}``. "vllm":
+            ``engine_kwargs={"reasoning_parser": "qwen3"}``; `vd.VLLMServer`: the flag
+            ``reasoning_parser``.
 
     Options of "openai" and "anthropic":
 
-    - `base_url`: The endpoint; for "openai" with the ``/v1``.
+    - `base_url`: The endpoint; for "openai" including ``/v1``.
     - `api_key_env`: The variable that holds the key. Default: ``OPENAI_API_KEY`` or
       ``ANTHROPIC_API_KEY``; None for an endpoint without a key.
-    - `timeout`: Seconds of a request. Default: 600.
-    - `max_connections`: Requests of a worker in flight to one endpoint. Default: 64.
-    - `requests_per_minute`, `tokens_per_minute`: Limits of all workers together; each gets an even
+    - `timeout`: Time limit of a request in seconds. Default: 600.
+    - `max_connections`: Requests in flight from one worker to one endpoint. Default: 64.
+    - `requests_per_minute`, `tokens_per_minute`: Limits for all workers together; each gets an even
       share.
-    - `extra_body`: Further fields of each request, such as vLLM's
+    - `extra_body`: Additional fields of each request, such as vLLM's
       ``{"structured_outputs": {"regex": "[A-Z]{3}"}}``; also a key of `sampling_params`.
       Where several set a field, the ``extra_body`` of `sampling_params` wins, then
       `sampling_params`, the ``extra_body`` of the model, and `return_format`.
@@ -448,16 +451,16 @@ class Model:
 @checked_record("asset", "vd.Asset")
 @dataclass(frozen=True)
 class Asset:
-    """Further attributes of a stage's Dagster asset, most of them as in `dg.AssetSpec`.
+    """Additional attributes of a stage's Dagster asset, most of them as in `dg.AssetSpec`.
 
     Attributes:
         description: Markdown. Default: the docstring of the stage's code.
-        group_name: The asset's group. Default: that of the pipeline.
+        group_name: The asset's group. Default: the pipeline's group.
         owners: Email addresses and teams.
         tags: Tags, by their names.
-        kinds: Kinds, in addition to that of the stage.
+        kinds: Kinds, in addition to the stage's own kind.
         metadata: Metadata of the definition.
-        deps: Further assets that it depends on. They are not read.
+        deps: Additional assets that it depends on. They are not read.
         automation_condition: When Dagster requests runs of it.
         freshness_policy: How fresh it should be.
         checks: Checks of its rows, from `vd.checks`.

@@ -187,41 +187,41 @@ def csv(
 ) -> CsvSource:
     """Declare CSV files as a pipeline's source.
 
-    The first run that needs a file converts it into Parquet in the store. A column has the type
-    that all of its values in the first run's files have: ``007`` makes it text, and so does a date
-    that is not in the ISO format; a `project` converts it. These types are kept for later runs. A
-    row of a later file with a value of another type is quarantined, and columns that later
-    files add are not read until `types` names them.
+    The first run that needs a file converts it into Parquet in the store. It infers the type of
+    each column from all values in its files, and later runs keep these types. ``007``, or a date
+    that is not in the ISO format, makes a column text, which a `project` can convert. In later
+    files, a row with a value of another type is quarantined, and new columns are not read until
+    `types` names them.
 
-    No whole number loses digits: a column with a value such as ``+5``, a whole number of more than
-    64 bits, or one of more than 15 digits beside fractions, is text. ``1.10`` is the number 1.1, so
-    declare version numbers as VARCHAR. A column without values in the first run is text. A preview
-    or a plan may be the first run.
+    No whole number loses digits: a column is text if it has a value such as ``+5``, a whole number
+    of more than 64 bits, or fractions beside a whole number of more than 15 digits. ``1.10`` is the
+    number 1.1, so declare version numbers as VARCHAR. A column without values in the first run is
+    text. A preview or a plan counts as the first run too.
 
-    A bad id, a row with too few or too many fields, and a file that has none of the columns, or one
-    in another case, fail the partition. A row has at most 16 MiB. White space around a value is
-    ignored, except in columns of text.
+    The partition fails if an id is invalid, a row has too few or too many fields, or a file has
+    none of the columns, or has one in another case. A row has at most 16 MiB. White space around a
+    value is ignored, except in columns of text.
 
     Each version of a file is converted once, while a run is planned: by tasks on the cluster with
-    `RayCompute`, else in threads of the run. A conversion needs about 1 GB of memory, whatever the
-    size of the file. ``vane-dagster store gc`` deletes copies that no run has needed for some days;
+    `RayCompute`, else in threads of the run. A conversion needs about 1 GB of memory, regardless of
+    the file's size. ``vane-dagster store gc`` deletes copies that no run has needed for some days;
     a later run makes them again.
 
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.csv`` and ``*.tsv`` below it, also
             with ``.gz``, ``.bz2`` or ``.zst``) or a glob, with ``{partition_key}`` or
             ``{partition_key.<dimension>}`` for a partitioned pipeline.
-        schema: The columns of the source with their types; others are not read. A column that some
-            files lack is null there.
-        types: The types of some columns, in place of those that their values have. At least one
-            file of the source must have each.
+        schema: The columns of the source with their types; other columns are not read. A column
+            that some files lack is null there.
+        types: The types of some columns, instead of inferred ones. At least one file of the source
+            must have each of these columns.
         delimiter: The character between fields. By default, in each file, the one of ``,``,
             tab, ``;`` and ``|`` that divides the header into the most fields.
         header: Whether the first row of each file has the names of the columns; or, for files
-            without a header, the names of their columns.
-        quote: The character around fields; None for none.
+            without a header, a list of the names.
+        quote: The character around fields; None if fields are not quoted.
         escape: The character before a quote in a quoted field; the quote itself by default.
-        null_values: Texts that are null where they are not quoted, beside the empty one. A quoted
+        null_values: Unquoted texts that are read as null, in addition to the empty text. A quoted
             empty text is an empty text in columns of text, and null in others.
         skip_rows: Lines before the header, or before the first row, that are not data.
         encoding: The encoding of the files: any that Python knows.

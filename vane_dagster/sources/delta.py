@@ -73,12 +73,13 @@ def delta(
     Deletion vectors are applied. Columns that were added or widened after a data file was written
     are null or cast; partition columns have their types. A table with column mapping is refused.
 
-    A unit is a data file with its deletion vector, partition values and the columns that are read.
-    A commit that adds files computes those; OPTIMIZE, MERGE and UPDATE rewrite files, which are
-    computed again. A version or data file that VACUUM has deleted is an error. Refused: column
-    mapping, ``VARIANT``, partition columns of the type ``BINARY``, and places other than local
-    disks and S3. A row number in a trace or a `row_id` counts the rows that are left, so a delete
-    changes those that follow: give the table an id column.
+    A data file is computed again if the file, its deletion vector, its partition values or the
+    columns that are read change. So a commit that adds files computes these files, and files that
+    OPTIMIZE, MERGE or UPDATE rewrite are computed again. A version or data file that VACUUM has
+    deleted is an error. Tables with column mapping, ``VARIANT``, or partition columns of the type
+    ``BINARY``, and places other than local disks and S3, are refused. Row numbers, in a trace or a
+    `row_id`, count the remaining rows, so a delete changes the numbers of the rows that follow: use
+    an id column.
 
     Args:
         url: The table's folder, as a local path or ``s3://`` URL. ``{partition_key}`` is replaced

@@ -30,14 +30,14 @@ _LOCAL = "file://"
 class File:
     """A file on a local disk or any fsspec file system. Nothing is opened before it is read.
 
-    A function gets one for a parameter that is annotated with this class; in other code, make it
-    from a row's path: ``vd.File(row["path"])``. In a stage, files of the pipeline's own source are
-    opened with the source's storage options.
+    A function receives one for each parameter that is annotated with this class; in other code,
+    make it from a row's path: ``vd.File(row["path"])``. In a stage, files of the pipeline's own
+    source are opened with the source's storage options.
 
-    The parameter ``file`` gets the file of the column ``path``; a parameter of another name gets
-    that of its own column, or of the one that ``columns={...}`` names. A path from a column of
-    another source, such as a table of URLs, can be opened too: rows then depend on the text of the
-    URL, and a file that is replaced under it is not noticed.
+    The parameter ``file`` receives the file of the column ``path``. A parameter with another name
+    receives the file of the column with its name, or of the column that ``columns={...}`` gives it.
+    Paths in columns of another source, such as a table of URLs, can be opened too. Rows then depend
+    on the text of the URL, and a file that is replaced at this URL is not detected.
 
     Args:
         path: A local path or fsspec URL.
@@ -85,7 +85,7 @@ class File:
             encoding: Encoding of text. Default: UTF-8.
 
         Raises:
-            ValueError: If the mode is another.
+            ValueError: If `mode` is neither "rb" nor "r".
             OSError: If it cannot be opened, such as FileNotFoundError.
         """
         if mode not in ("rb", "r", "rt"):
@@ -111,8 +111,8 @@ class File:
         """Copy the content to a local temporary file, for libraries that need a path.
 
         Returns:
-            A file as of `tempfile.NamedTemporaryFile`, open at its beginning: use its ``name``,
-            with the file's suffix. It is deleted when it is closed: use it in a ``with`` block.
+            A file like those of `tempfile.NamedTemporaryFile`, open at its beginning. Its ``name``
+            has the file's suffix. It is deleted when it is closed, so use it in a ``with`` block.
 
         Raises:
             OSError: If it cannot be read, such as FileNotFoundError.

@@ -43,11 +43,12 @@ def huggingface(
     Its rows are identified by their content. The first run copies them into the store, where
     workers read them.
 
-    It requires ``vane-dagster[huggingface]``, and the dataset only on the machine that plans the
-    run. The rows are hashed once in each process that lists the source, at 0.1 GB/s for short
-    rows and 0.7 GB/s for images. Images and sounds are structs of ``bytes`` and ``path``, not
-    decoded; a file that a row only names is read into the row. Class labels are numbers. Streams
-    are not read: make a dataset of an `IterableDataset` by ``Dataset.from_generator``.
+    It requires ``vane-dagster[huggingface]``. Only the machine that plans the run needs the
+    dataset. The rows are hashed once in each process that lists the source, at 0.1 GB/s for short
+    rows and 0.7 GB/s for images. Images and sounds are not decoded: they are structs of ``bytes``
+    and ``path``, and if a row only names a file, the file is read into the row. Class labels are
+    numbers. Streams are not supported: convert an `IterableDataset` with
+    ``Dataset.from_generator``.
 
     Args:
         path: A `datasets.Dataset`, a dict of them by split, a folder that `save_to_disk` wrote, or
@@ -55,11 +56,11 @@ def huggingface(
             needed.
         split: The split; needed if there are several.
         partition_column: For a partitioned pipeline: the rows of a partition are those whose value
-            in this column, as text, equals the key. Times that are all at midnight are days. Rows
-            of no partition are a warning.
+            in this column, as text, equals the key. If all times are at midnight, they count as
+            days. Rows that belong to no partition cause a warning.
         allow_empty: Whether a partition without rows is accepted; an error by default.
-        **load_options: Further arguments of `datasets.load_dataset`, such as `name`, the
-            configuration, `revision`, that on the hub, and `data_files`.
+        **load_options: Other arguments of `datasets.load_dataset`, such as `name` (the
+            configuration), `revision` (on the hub) and `data_files`.
 
     Raises:
         DefinitionError: If the library is missing, or the arguments do not fit.

@@ -226,16 +226,18 @@ def iceberg(
     Position deletes and deletion vectors are applied; a table with equality deletes is refused.
     Renamed, added, reordered and widened columns are read by their field ids, as in pyiceberg.
 
-    A unit is a data file with its delete files. A commit that adds files computes those, a
-    compaction what it wrote, and a new delete file the data files whose positions it names. Data
-    files in ORC or Avro are refused. Workers open the catalog again every five minutes, so that
-    credentials that it lends do not expire. A fragment decodes a row group from its beginning:
-    write row groups of at most 64 MiB.
+    A data file is computed again if the file or its delete files change. So a commit that adds
+    files computes these files, a compaction recomputes the files that it has written, and a new
+    delete file recomputes the data files whose positions it names. Data files in ORC or Avro are
+    refused. Workers open the catalog again every five minutes, so that credentials from the catalog
+    do not expire. A fragment decodes a row group from its beginning: write row groups of at most
+    64 MiB.
 
     Args:
         catalog: The name of a catalog in pyiceberg's configuration (``.pyiceberg.yaml`` or
             ``PYICEBERG_CATALOG__*`` variables), its properties with an optional ``"name"``, or a
-            ``pyiceberg.catalog.Catalog``. Workers open the catalog too. Properties are in no key.
+            ``pyiceberg.catalog.Catalog``. Workers open the catalog too. Its properties are not part
+            of keys.
         table: Namespace and name of the table, such as "db.events".
         snapshot: A snapshot id, or the name of a branch or tag. By default each run reads the
             snapshot that is current when it is planned, and computes only the data files that are

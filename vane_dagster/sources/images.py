@@ -168,14 +168,14 @@ def images(
     unless the pipeline names another. I/O workers decode in parallel, while models compute. Only
     the first frame of an animation is read. Needs the package Pillow where the workers run.
 
-    The stage that reads a file that is not an image, empty, too large or unreadable quarantines its
-    row. With `size`, so it does with a truncated one; without, only the header of a file is read,
-    and what is missing after it is not noticed. If no file of a fragment can be read at all, the
-    partition fails, because the cause is not the files.
+    If a file is not an image, empty, too large or unreadable, the stage that reads it quarantines
+    its row. With `size`, this includes truncated files; without it, only the header is read, so
+    truncation is not detected. If no file of a fragment can be read at all, the partition fails,
+    because the cause is not the files. If no image of a partition can be decoded, the partition
+    fails with the first errors.
 
-    If no image of a partition can be decoded, the partition fails with the first errors. Conversion
-    to "RGB" drops transparency, and floats are clipped to 0 to 255. A stage that reads only
-    ``path`` decodes nothing.
+    Conversion to "RGB" drops transparency, and floats are clipped to 0 to 255. A stage that reads
+    only ``path`` decodes nothing.
 
     Args:
         url: A path or fsspec URL; see `files`. In a folder, the files that end in .jpg, .jpeg,

@@ -100,29 +100,30 @@ def json(
     allow_empty: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> JsonSource:
-    """Declare files of JSON lines as a pipeline's source: an object a line, a row an object.
+    """Declare JSON Lines files as a pipeline's source: each line is an object, which becomes a row.
 
-    The first run that needs a file converts it into Parquet in the store. A column has the type
-    that all of its values in the first run's files have: a string is text, also if it looks like a
-    date, and values of several types are text, as written in JSON. These types are kept for
-    later runs. A row of a later file with a value of another type is quarantined, unless it is a
-    string of such a value, as "7" is of a number. Keys that later files add are not read until
-    `types` names them. A key that a line lacks is null.
+    The first run that needs a file converts it into Parquet in the store. It infers the type of
+    each column from all values in its files, and later runs keep these types. Strings are text,
+    even if they look like dates. A column with values of several types is text, as written in JSON.
+    In later files, a row with a value of another type is quarantined, unless it is a string that
+    contains such a value, such as "7" for a number. New keys are not read until `types` names them.
+    A key that a line lacks is null.
 
-    Nested objects are structs. Numbers with a fraction or an exponent are doubles. Errors are a
-    JSON array in place of lines, a line that is not an object, and a number that no double holds.
-    Such a line has no id, so its partition fails, and the error names file and lines. To lose that
-    row alone, read the lines by `vd.text`, and parse them in a stage.
-    If an object repeats a key, the last value counts. Files are converted in the same way as with
-    `csv`.
+    Nested objects are structs. Numbers with a fraction or an exponent are doubles. If an object
+    repeats a key, the last value counts. Files are converted in the same way as with `csv`.
+
+    A JSON array instead of lines, a line that is not an object, and a number that no double can
+    represent are errors. Such a line has no id, so its partition fails, and the error names the
+    file and the lines. To quarantine only such lines, read them with `vd.text`, and parse them in a
+    stage.
 
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.json``, ``*.jsonl`` and ``*.ndjson``
             below it, also with ``.gz``, ``.bz2`` or ``.zst``) or a glob, with
             ``{partition_key}`` or ``{partition_key.<dimension>}`` for a partitioned pipeline.
         schema: The columns of the source with their types; other keys are not read.
-        types: The types of some columns, in place of those that their values have, such as DATE
-            for strings with ISO dates.
+        types: The types of some columns, instead of inferred ones, such as DATE for strings with
+            ISO dates.
         encoding: The encoding of the files: any that Python knows.
         include_paths: Whether there is a column `path` with the file's path.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.

@@ -167,11 +167,11 @@ def lance(
 
     Deleted rows are left out. Blobs are read as their bytes.
 
-    A unit is a fragment of the table with its data files and deletion file. A commit that adds
-    fragments computes those; deleted or updated rows recompute their fragments, and a compaction
-    what it has rewritten. Keep versions as long as runs take: if the planned version was cleaned
-    up, the fragments that are left are errors. To list a partition the filter's columns are
-    scanned, which a scalar index makes fast.
+    A fragment of the table is computed again if its data files or its deletion file change. So a
+    commit that adds fragments computes these, deleted or updated rows recompute their fragments,
+    and a compaction recomputes the fragments that it has rewritten. Do not clean up a version while
+    a run uses it: the remaining fragments would fail. To list a partition, the filter's columns are
+    scanned, which is fast with a scalar index.
 
     Args:
         url: The table, a local path or ``s3://``. ``{partition_key}`` is replaced by the

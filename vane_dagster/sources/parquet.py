@@ -138,7 +138,7 @@ def parquet(
 
     Args:
         url: A path or fsspec URL: a file, a folder (every ``*.parquet`` below it) or a glob. A user
-            and password in it become storage options, and are in no key or manifest.
+            and password in it become storage options, which are not part of keys or manifests.
             ``{partition_key}`` is replaced by the partition's key, ``{partition_key.<dimension>}``
             by one dimension of a multi-partition.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
@@ -146,11 +146,12 @@ def parquet(
             Without files, or with only an empty file whose columns have the type null, it has the
             columns of the last other file in any partition.
         storage_options: Options of the fsspec file system, such as an S3 endpoint.
-        small_files: "separate" makes at least one fragment, and so one part, of each file. "group"
-            combines files of at most 1/8 of ``fragment_rows`` rows and 1/8 of a fragment's 64 MiB,
-            up to 1,024 in a fragment. An added or rewritten file recomputes its own group, and at
-            most the groups that follow up to the next file with a path hash that marks a cut.
-            Changing the value recomputes the rows of small files.
+        small_files: "separate" makes at least one fragment, and so one part, for each file. "group"
+            combines up to 1,024 small files in a fragment: files with at most 1/8 of
+            ``fragment_rows`` rows and 1/8 of a fragment's 64 MiB. An added or rewritten file
+            recomputes its own group, and sometimes the groups that follow, up to the next file
+            whose path hash marks the end of a group. Changing this value recomputes the rows of
+            small files.
 
     Raises:
         DefinitionError: If the URL is empty or has an unknown placeholder.

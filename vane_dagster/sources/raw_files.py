@@ -105,13 +105,13 @@ def files(
     unless the pipeline names another. Nothing is opened until a function asks for it: a parameter
     annotated as `File` gets the row's file, to `open`, `read`, or copy to a temporary file.
 
-    A file that changed is computed again, by its ETag, or its size and modification time; a local
-    one that was touched but has the same content is not. A file that was moved is another row.
+    A file is computed again if its ETag, or its size or modification time, changes. A local file
+    that was touched but has the same content is not computed again. A moved file is a new row.
 
-    A fragment, the unit of work and reuse, holds files of 64 MiB together and at most
-    ``fragment_rows``. Files are grouped by a hash of their paths, so an added file changes its own
-    group only. Set ``fragment_rows`` of the pipeline if one file takes long. A file that changes
-    while a stage reads it fails the partition, and the next run computes it.
+    A fragment, the unit of work and reuse, contains files of together up to 64 MiB, and at most
+    ``fragment_rows`` files. Files are grouped by a hash of their paths, so an added file changes
+    only its own group. Set ``fragment_rows`` of the pipeline if a single file takes long. If a file
+    changes while a stage reads it, the partition fails, and the next run computes it.
 
     Args:
         url: A path or fsspec URL: a file, a folder (every file below it) or a glob, such as

@@ -133,24 +133,23 @@ def ray_dataset(
 ) -> RayDatasetSource:
     """Declare the rows of a Ray Dataset as a pipeline's source.
 
-    The first run that needs the rows calls the function, and Ray Data writes them into the store.
-    Later runs read them there, until the function's code changes, or `version`. So a run with
-    ``force`` computes the stages again, but not the dataset. Local files that arguments of a
-    partial name count with their content. Nothing else that the dataset reads is a part of its
-    identity: give another `version` for data that has changed.
+    The first run that needs the rows calls the function, and Ray Data writes the rows into the
+    store. Later runs read them there, until the function's code or `version` changes. So a run with
+    ``force`` computes the stages again, but not the dataset. If arguments of a partial name local
+    files, a change of their content counts too. Other changes of the data are not detected: set
+    another `version`.
 
-    It needs a Ray cluster: that of `RayCompute`, or a connection made before, by ``ray.init`` or
-    ``vd.LocalCluster().connect()``. Rows that the store has are read without Ray. Rows that were
-    made again are new rows: every fragment is computed. If two runs make the same rows at once,
-    both use those that are complete first. Idle warm workers that hold all CPUs are ended. Modules
-    of yours that the dataset's tasks import inside of a function must be installed on the cluster.
+    The first run needs a Ray cluster: the cluster of `RayCompute`, or a connection made before by
+    ``ray.init`` or ``vd.LocalCluster().connect()``. Later runs read the rows without Ray. If the
+    rows are made again, every fragment is computed. If two runs make the same rows at once, both
+    use the rows that are complete first. Idle warm workers that hold all CPUs are ended. Modules of
+    yours that the dataset's tasks import inside of a function must be installed on the cluster.
 
     Args:
         fn: A function that returns any `ray.data.Dataset`. For a partitioned pipeline, it has a
             parameter ``partition_key``, and is called for each partition.
-        version: Replaces the function's code in its identity: the rows of the pipeline are made
-            again when the version changes, and not when the code does. Arguments of a partial still
-            count.
+        version: Replaces the function's code in the identity of the source: the rows are made again
+            when the version changes, not when the code does. Arguments of a partial still count.
         allow_empty: Whether a dataset without rows is accepted; an error by default.
 
     Raises:

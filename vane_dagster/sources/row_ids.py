@@ -172,8 +172,9 @@ def row_id(name: str = ROW_ID) -> IdRule:
     The rows get a text column, such as ``s3://bucket/file.parquet#17`` for the 18th row of the
     file. A row keeps its id as long as its file keeps its URL and its order.
 
-    The id identifies the place of a row, not its content: if a file is rewritten, its rows are
-    computed again, and inserting a row moves the ids of all that follow. A moved file has new ids.
+    The id identifies the position of a row, not its content: if a file is rewritten, its rows are
+    computed again, and inserting a row changes the ids of all rows after it. A moved file has new
+    ids.
     Tables that rewrite their files (Delta, Iceberg, Lance) and rows in memory get new ids with
     every change.
 

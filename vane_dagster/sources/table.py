@@ -42,26 +42,25 @@ def table(
 ) -> TableSource:
     """Declare rows in memory as a pipeline's source.
 
-    Rows are identified by their content: the same rows of another kind of object are the same
-    source, and a changed row recomputes only the fragments around it. A run copies the rows into
-    the store, where workers read them.
+    Rows are identified by their content, in blocks of at most 1,024 rows. The same rows in another
+    kind of object are the same source. A changed row recomputes only the fragments with its block.
+    Inserted rows also change the fragments after them, whose rows are reused by their keys. Types
+    count, encodings do not. With ``id=vd.row_id()`` any change recomputes all rows.
 
-    Blocks of at most 1,024 rows are identified by their content. A changed row changes the
-    fragments with its block; inserted rows also those after them, whose rows are found by their
-    keys. Types count, encodings do not. In a pandas frame NaN is null, and a named index is a
-    column; numpy arrays of several dimensions are tensors. With ``id=vd.row_id()`` any change
-    recomputes all rows.
+    In a pandas data frame NaN is null, and a named index is a column. numpy arrays with several
+    dimensions are tensors.
 
-    Each process that loads the definitions builds the rows, unless `data` is a function: then only
-    those that list the source. A table that the store lacks is copied as a whole, after any change.
+    A run copies the rows into the store, where workers read them; after any change, it copies the
+    whole table. Each process that loads the definitions builds the rows. If `data` is a function,
+    only processes that list the source do.
 
     Args:
         data: A `pyarrow` Table, RecordBatch or RecordBatchReader, a pandas or polars frame, a
             DuckDB relation, a dict of columns, or a list of dicts; or a function without parameters
             that returns one, which is called once, when the rows are needed.
         partition_column: For a partitioned pipeline: the rows of a partition are those whose value
-            in this column, as text, equals the key. Times that are all at midnight are days. Rows
-            of no partition are a warning.
+            in this column, as text, equals the key. If all times are at midnight, they count as
+            days. Rows that belong to no partition cause a warning.
         allow_empty: Whether a partition without rows is accepted; an error by default.
 
     Raises:

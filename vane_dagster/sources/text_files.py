@@ -49,10 +49,10 @@ def text(
     allow_empty: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> TextSource:
-    """Declare files of text as a pipeline's source: a row a line, in the column `text`.
+    """Declare text files as a pipeline's source: each line is a row, in the column `text`.
 
-    Lines end in LF or CRLF, which are not part of the text. An empty line is a row. The first run
-    that needs a file converts it into Parquet in the store.
+    Lines end in LF or CRLF, which are not part of the text. An empty line is a row too. The first
+    run that needs a file converts it into Parquet in the store.
 
     Lines have no id: use ``id=vd.row_id()``. Files are converted like those of `csv`.
 
