@@ -3,9 +3,9 @@
 A stage has two checks by default. ``rows`` blocks: it has the findings `IdsComplete`, `ErrorRate`
 and, for vectors, `Vectors`. ``quality`` warns: it has `PackagesUnchanged` if the stage runs a
 function or a model, `NullRate` if it computes columns, and `Text` if it computes texts. A finding
-in ``vd.Asset(checks=[...])`` is a check of its own, and no longer part of the default; `Off`
-removes a finding or a default check. `Reproducible`, which recomputes rows, is evaluated when it is
-executed. All others are evaluated when a partition is committed.
+in ``vd.Asset(checks=[...])`` is a separate check, and no longer part of the default check; `Off`
+removes a finding or a default check. `Reproducible`, which recomputes rows, is evaluated only when
+it is executed. All others are evaluated when a partition is committed.
 
 A user-defined check is a frozen dataclass with an `evaluate` method, in a user module::
 

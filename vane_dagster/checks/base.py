@@ -40,7 +40,7 @@ class Check(abc.ABC):
     Attributes:
         name: The check's name at the stage's asset in Dagster. Default: the class name in snake
             case: ``few_duplicates`` for ``FewDuplicates``.
-        blocking: Whether a failure withholds the commit of the downstream stages.
+        blocking: Whether a failure prevents the commit of the downstream stages.
         severity: "ERROR" or "WARN", for a failed result. A blocking check is always an error.
     """
 
@@ -84,7 +84,7 @@ class Check(abc.ABC):
         """Evaluate the check for a partition.
 
         It is called in the run's process before the partition is committed. If it raises, the check
-        fails with the error, and is evaluated again in the next run.
+        fails with this error, and is evaluated again in the next run.
 
         Args:
             context: The stage's partition.

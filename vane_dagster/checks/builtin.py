@@ -34,7 +34,7 @@ _FAILURES_SHOWN = 3
 
 @dataclass(frozen=True)
 class IdsComplete(Check):
-    """Every row that went in came out, was filtered or was quarantined; none was invented."""
+    """Every input row is in the output, was filtered or was quarantined, and no other row is."""
 
     fix: ClassVar[str] = "Materialize it with force"
 
@@ -64,10 +64,10 @@ class IdsComplete(Check):
 
 @dataclass(frozen=True)
 class ErrorRate(Check):
-    """The share of rows that errors took away.
+    """The share of rows that failed.
 
-    If all rows of a partition fail, the rows are not the cause, so that is too many, unless
-    `max_rate` is 1.
+    The check also fails if all rows of a partition fail, because the rows are then probably not the
+    cause, unless `max_rate` is 1.
 
     Attributes:
         max_rate: The largest share of input rows that may fail in the stage: quarantined, or null
@@ -241,7 +241,7 @@ class Text(Check):
 
 @dataclass(frozen=True)
 class PackagesUnchanged(Check):
-    """Rows that are kept were computed with the versions of packages that there are now.
+    """Stored rows were computed with the current versions of packages.
 
     Versions are not part of a fragment key, so an upgrade recomputes nothing by itself. Each part
     records the versions, installed in the workers, of the packages that the stage's code

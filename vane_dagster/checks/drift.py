@@ -41,8 +41,9 @@ class Drift(Check):
         column: The column.
         max_psi: The largest population stability index allowed.
         max_distance: The largest cosine distance allowed, from 0 to 2.
-        bins: For numbers, the number of bins of equal share in the previous partition; for texts,
-            the number of its most frequent values. Other values are one more bin, and so are nulls.
+        bins: For numbers, the number of bins with equal shares of the previous partition; for
+            texts, the number of its most frequent values. Other values are one more bin, and nulls
+            another one.
         sample_rows: Maximum number of rows to read from each partition.
         min_rows: With fewer rows in either partition the check passes, because chance moves the
             index by about ``2 * bins / rows``.

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reproducible(Check):
-    """Stored rows come out the same if they are computed again.
+    """Stored rows are equal to the results of computing them again.
 
     The check detects changes that a fragment key cannot cover: files that a function reads when it
     is called, the environment, upgraded packages, and results that differ from call to call. It
     reads a random sample of input rows as the stage read them, and computes them with the current
     code on the warm workers. It compares the output with the stored rows and commits nothing.
 
-    It only runs by itself, from Dagster's UI, a job or a schedule. A run that also materializes the
-    stage skips it.
+    It runs only when it is executed alone: from Dagster's UI, a job or a schedule. A run that also
+    materializes the stage skips it.
 
     Attributes:
         rows: The number of input rows to recompute in each partition, from at most four fragments.

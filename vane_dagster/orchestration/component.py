@@ -177,7 +177,7 @@ NAME.map_batches(
 class PipelineComponent(dg.Component, dg.Resolvable):
     """A pipeline as a Dagster component: its assets, its source and its jobs.
 
-    Python declares what the pipeline is; ``defs.yaml`` has what differs between deployments.
+    Python declares the pipeline; ``defs.yaml`` has the settings that differ between deployments.
 
     ``dg scaffold defs vane_dagster.PipelineComponent docs`` writes ``defs.yaml`` and a
     ``pipeline.py`` that runs on a laptop. The component has the assets of the stages and of the
@@ -195,11 +195,10 @@ class PipelineComponent(dg.Component, dg.Resolvable):
             Default: the resource ``compute`` of the project.
         store: The arguments of `FragmentStore`. Default: the resource ``store`` of the project.
         translation: Attributes of the stages' assets, such as ``group_name``, ``tags``, ``owners``
-            and ``description``, but not what follows from the stage: key, dependencies, partitions
-            and code version. Templates may use ``stage``, such as ``{{ stage.name }}``, and
-            ``spec``.
-        op: The step's ``backfill_policy``, ``pool`` and ``tags``, in place of the pipeline's.
-        overrides: By stage, the resources and numbers of its workers. They count in no key.
+            and ``description``. Key, dependencies, partitions and code version cannot be set.
+            Templates may use ``stage``, such as ``{{ stage.name }}``, and ``spec``.
+        op: The step's ``backfill_policy``, ``pool`` and ``tags``, instead of the pipeline's.
+        overrides: By stage, the resources and numbers of its workers. They are not part of keys.
     """
 
     pipeline: Annotated[Pipeline, dg.Resolver(_load_pipeline, model_field_type=str)]

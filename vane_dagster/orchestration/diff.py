@@ -36,15 +36,15 @@ def diff(
 ) -> Diff:
     """Compare two versions of a stage's stored rows by id. It reads the store and computes nothing.
 
-    A version is the rows that a run has committed, named by the beginning of the run's id; those of
-    another store, named by its root; or `"latest"`, those in force. A version of a run is there
-    until the store is collected.
+    A version is one of these: the rows that a run has committed, named by the beginning of the
+    run's id, until garbage collection removes them; the rows of another store, named by its root;
+    or `"latest"`, the rows in force.
 
     Args:
         stage: As "docs/embedding", or a stage or its asset key.
         before: The first version.
         now: The second version. A name of hexadecimal digits and dashes, with or without
-            "run-" before them, is that of a run; give a store with such a name as "./name".
+            "run-" before them, is a run; write a store with such a name as "./name".
         partitions: Keys of the partitions to compare. Default: those that both versions have.
         columns: The columns to compare. Default: those that both versions have, without
             the usage of prompts, whose seconds always differ.

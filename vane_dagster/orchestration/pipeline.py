@@ -29,12 +29,12 @@ class Pipeline(declared.Pipeline):
 
     Args:
         name: First component of the stages' asset keys.
-        source: The source of the rows: `parquet` files, a stage of another pipeline, an ordinary
-            asset with rows in the store, or `stored` with the key of one.
-        id: A column that is unique and not null inside a partition; every stage keeps it. A list of
-            columns identifies rows by all of them, in a text column `id`, or in one with a name as
-            ``{"key": ["doc", "page"]}``; `row_id` identifies rows that no column identifies.
-            Default: the path, for sources of files.
+        source: The source of the rows, such as `parquet`; a stage of another pipeline; an ordinary
+            asset with rows in the store; or `stored` with the key of such an asset.
+        id: A column that is unique and not null within a partition; every stage keeps it. A list of
+            columns is joined into a text column `id`, or, as ``{"key": ["doc", "page"]}``, into one
+            with another name. For rows without an id, use `row_id`. Default: the path, for sources
+            of files.
         partitions_def: A Dagster partitions definition; None for an unpartitioned pipeline.
         backfill_policy: How Dagster divides a backfill into runs. Default: one run for all
             partitions, which share their warm models.
@@ -54,8 +54,8 @@ class Pipeline(declared.Pipeline):
         """Return the source's columns and types, from the last of its files.
 
         Args:
-            store: The store, as for `plan`. CSV and JSON columns have the types that it keeps, once
-                a run or a plan has found them.
+            store: The store, as for `plan`. It has the types of CSV and JSON columns, once a run or
+                a plan has inferred them.
 
         Raises:
             SourceError: If there is no file, or no footer is readable.
@@ -94,28 +94,29 @@ class Pipeline(declared.Pipeline):
     ) -> Forecast:
         """Return what a run would compute, why, and what it would cost.
 
-        No code of a stage is called, nothing is committed, and no cluster is started. A source that
-        is copied into the store, such as CSV files or rows in memory, is copied now. Costs are
-        intervals by the stored rows of each stage: what the fastest and the slowest tenth of them
-        took, wider by 10 to 35%, the more the fewer fragments are stored.
+        A plan calls no code of a stage, commits nothing, and starts no cluster. A source that is
+        copied into the store, such as CSV files or rows in memory, is copied now. Costs are
+        intervals. They range from the fastest to the slowest tenth of the stored rows of each
+        stage, widened by 10 to 35%: the fewer fragments are stored, the wider.
 
         Args:
             partitions: A partition key, "first..last", or several of these. Default: all.
-            select: Names of stages, with ``+`` as in Dagster: "embedding+" selects those downstream
-                too, "+embedding" those upstream. Default: all.
+            select: Names of stages, with ``+`` as in Dagster: "embedding+" also selects all
+                downstream stages, "+embedding" all upstream stages. Default: all.
             store: A `FragmentStore` or the URL of a store's root. Default:
                 ``$VANE_DAGSTER_STORE``, else a folder of this user.
-            compute: The compute resource of the run, for its prices, and to see whether workers fit
-                if that starts no cluster. With `sample`, rows are computed there. Default: nothing
-                of it is known, and samples are computed in subprocesses.
+            compute: The compute resource of the run, for its prices, and to check whether workers
+                fit, unless this would start a cluster. With `sample`, rows are computed there.
+                Default: no prices and no check; samples are computed in subprocesses.
             force: Whether the run would compute everything again.
-            retry_quarantined: Whether it would compute rows again that failed.
-            rows: Whether to read the inputs of changed fragments and count the rows that have no
-                stored result: exact where all inputs are stored or follow from stored ones by SQL,
-                an upper bound below stages whose rows are not computed yet.
-            sample: Compute so many of the first input rows of each stage that is new or was edited,
-                and measure by them; below a stage that is not stored, those that its sample made.
-                Code is called then.
+            retry_quarantined: Whether the run would compute failed rows again.
+            rows: Whether to read the inputs of changed fragments and count the rows without a
+                stored result. The count is exact if all inputs are stored, or can be computed from
+                stored ones by SQL. It is an upper bound downstream of stages whose rows are not
+                computed yet.
+            sample: Compute this many of the first input rows of each new or edited stage, to
+                measure its cost. Downstream of a stage that is not stored, the rows that its sample
+                made are used. This calls the stages' code.
 
         Returns:
             The forecast of each stage. It prints, and has `to_dict`.
@@ -145,8 +146,8 @@ class Pipeline(declared.Pipeline):
     ) -> None:
         """Bring stages up to date in a notebook or script, without Dagster's events.
 
-        It computes, checks and commits as a run of Dagster does, in the same store: a run of
-        Dagster that follows finds the results and reports them. Progress and a summary are printed.
+        It computes, checks and commits like a Dagster run, in the same store. A later Dagster run
+        uses the results and reports them. Progress and a summary are printed.
 
         Args:
             partitions: As for `plan`.
@@ -154,11 +155,11 @@ class Pipeline(declared.Pipeline):
             store: As for `plan`.
             compute: A `RayCompute`, or a `LocalCompute`, the default.
             force: Whether to compute everything again, even if it is stored.
-            retry_quarantined: Whether to compute rows again that failed.
-            max_gpu_hours: Compute nothing if `plan` expects that more GPU hours are possible.
-            max_cost: Likewise for the price of tokens, of models that have prices.
-            wait: Whether to wait for the answers of batches, of models with ``mode="batch"``.
-                Otherwise the run submits them and ends, and a later one goes on.
+            retry_quarantined: Whether to compute failed rows again.
+            max_gpu_hours: Compute nothing if the upper end of `plan` has more GPU hours.
+            max_cost: The same limit for the cost of tokens, for models with prices.
+            wait: Whether to wait for the answers of batches, for models with ``mode="batch"``.
+                Otherwise the run submits them and ends, and a later run continues.
 
         Raises:
             BudgetError: If the run may exceed a limit.
@@ -195,9 +196,9 @@ class Pipeline(declared.Pipeline):
     def build_batch_sensor(self) -> dg.SensorDefinition:
         """Build a Dagster sensor, ``<pipeline>_batches``, for models with ``mode="batch"``.
 
-        It looks at the batches in flight every five minutes, stores the answers of those that have
-        ended, and requests the runs that go on with them. It requires the resource ``store``, and
-        the key of the provider in the environment of the code location.
+        Every five minutes it checks the batches in flight, stores the answers of batches that have
+        ended, and requests the runs that continue them. It requires the resource ``store``, and
+        the provider's API key in the environment of the code location.
 
         Raises:
             DefinitionError: If no stage uses batches.
@@ -215,9 +216,10 @@ class Pipeline(declared.Pipeline):
         A run of the pipeline reports its listing too.
 
         Args:
-            asset: Further attributes of the source's asset. Observe it by a schedule, whose runs
-                have no partition and list all. An ``automation_condition`` makes a run for each
-                partition, and ``AutomationCondition.on_cron`` one for the latest time window only.
+            asset: Additional attributes of the source's asset. Observe it by a schedule, whose runs
+                have no partition and list all partitions. With an ``automation_condition`` there is
+                a run for each partition, with ``AutomationCondition.on_cron`` only one for the
+                latest time window.
 
         Raises:
             DefinitionError: If the source is another asset, or names the asset that writes it: that

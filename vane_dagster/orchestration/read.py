@@ -31,9 +31,9 @@ def load(
 ) -> Any:
     """Load the stored rows of a stage, or of an ordinary asset.
 
-    Each partition is complete, as of its manifest in force, or absent. Datasets, lazy frames,
-    relations and readers open files on use, so use them soon: superseded files are deleted some
-    days later.
+    Each partition is either complete, as its manifest in force names it, or absent. Datasets, lazy
+    frames, relations and readers open files when they are used, so use them soon: superseded files
+    are deleted some days later.
 
     Args:
         stage: As "docs/embedding", or a stage, an asset or an asset key.
@@ -42,7 +42,7 @@ def load(
         as_: `pyarrow.Table`, `pyarrow.dataset.Dataset`, `pyarrow.RecordBatchReader`,
             `pandas.DataFrame`, `polars.DataFrame`, `polars.LazyFrame`, `duckdb.DuckDBPyRelation` or
             `ray.data.Dataset`.
-        columns: The columns to read; all by default. Each has one type in all partitions.
+        columns: The columns to read; all by default. Each must have one type in all partitions.
         store: A `FragmentStore` or the URL of a store's root. Default: ``$VANE_DAGSTER_STORE``,
             else a folder of this user.
         allow_missing_partitions: Whether to skip partitions that were never materialized.
@@ -76,8 +76,7 @@ def quarantine(
 ) -> pa.Table:
     """Load the quarantined rows of a stage with their errors.
 
-    Of a partition that a run has given up since, the first rows that failed in that run are
-    included.
+    If a later run gave up a partition, the first rows that failed in that run are included.
 
     Args:
         stage: As for `load`.
@@ -87,10 +86,10 @@ def quarantine(
     Returns:
         One row per quarantined row: its id in the stage's input, ``parents`` (the ids of the rows
         that it was made from, if any), ``partition``, ``stage``, ``fragment``, ``error`` (the
-        exception's class), ``message``, ``traceback``, ``attempts`` (the calls that failed with the
-        row, or how many workers it ended), ``transient`` (whether the error may pass), ``run_id``,
-        ``model``, ``worker``, ``at``, and ``committed``: false for the rows of a run that
-        gave the partition up.
+        exception's class), ``message``, ``traceback``, ``attempts`` (how many calls failed with the
+        row, or how many workers it ended), ``transient`` (whether the error is transient),
+        ``run_id``, ``model``, ``worker``, ``at``, and ``committed`` (false for the rows of a run
+        that gave the partition up).
 
     Raises:
         StoreError: If the stage was never materialized.

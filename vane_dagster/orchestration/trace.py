@@ -26,13 +26,13 @@ def trace(
     """Trace a row through each stage back to its source file, or forward to every row made from it.
 
     A backward trace uses the manifests that each stage was made from. A forward trace uses the
-    manifests in force. The search selects parts by the id ranges in the manifests and row groups by
-    their statistics, and reads their id columns; of a row that it shows, also the other columns of
-    its part, without vectors, tensors and bytes.
+    manifests in force. The search selects parts by the id ranges in the manifests, and row groups
+    by their statistics, and reads their id columns. For a row that it shows, it also reads the
+    other columns of its part, except vectors, tensors and bytes.
 
-    Values of the source's row, and rows of CSV and JSON files, Iceberg tables and sources of your
-    own, are shown if `stage` is the stage's object, which knows the source; by name, only the range
-    of rows is known where the first stage filters or does not reuse rows.
+    If `stage` is the stage's object, which knows the source, the trace shows the values of the
+    source row, also in CSV and JSON files, Iceberg tables and your own sources. With a name, and if
+    the first stage filters or does not reuse rows, only the range of rows is known.
 
     Args:
         stage: As "docs/enriched", or a stage or its asset key. A forward trace also accepts

@@ -154,7 +154,7 @@ def cls(class_: Any = None, **options: Unpack[ClassArguments]) -> Any:
 
 
 class _FunctionDecorator:
-    """The decorator `vd.func`, which is `vd.method` too, or its `batch`."""
+    """The decorators `vd.func` and `vd.method`, which are equal, and their `batch`."""
 
     batch: _FunctionDecorator
 

@@ -40,8 +40,8 @@ class LabelRows(PromptRows):
         A language model is asked for the label that fits best, and constrained to the labels if its
         provider supports that. The output rows are those of `prompt`.
 
-        A model that was trained on its labels is a class for `map_batches`, which calls for example
-        ``transformers.pipeline("text-classification")``.
+        For a model that was trained on the labels, write a class for `map_batches`, which calls for
+        example ``transformers.pipeline("text-classification")``.
 
         Args:
             name: The stage's name.

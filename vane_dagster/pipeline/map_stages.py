@@ -67,23 +67,25 @@ class MapRows:
     ) -> Stage:
         """Add a stage that applies a function, or a class constructed once per worker, to batches.
 
-        Each call gets a copy of its batch, and its results are copied before the next call: a
-        function may write into its batch and reuse its buffers. If the id is omitted, rows are in
-        the order of the batch; a pandas frame then needs the index 0, 1, 2, ...
+        Each call receives a copy of its batch, and its results are copied before the next call: a
+        function may write into its batch and reuse its buffers. If the results omit the id, their
+        rows must be in the order of the batch, and a pandas data frame must have the index 0, 1,
+        2, ...
 
-        Results are cast to the schema if no value changes but for floating-point precision: numbers
-        to numbers if they fit (``1.5`` is not a BIGINT), dates to timestamps at midnight, UTF-8
-        bytes to text, dataclasses, pydantic models and named tuples to structs. Time zones are
-        neither guessed nor dropped; numpy's times are in UTC. Fields that a dict lacks are null.
-        None and masked elements of numpy become null, NaN of pandas too, NaN of numpy, torch and
-        polars stays NaN. Types are stored as they are, without dictionaries and views.
+        Results are cast to the schema if the cast changes no value, except for floating-point
+        precision: numbers to numbers if they fit (``1.5`` is not a BIGINT), dates to timestamps at
+        midnight, UTF-8 bytes to text, and dataclasses, pydantic models and named tuples to structs.
+        Time zones are neither guessed nor dropped; numpy's times are in UTC. Fields that a dict
+        lacks are null. None, masked elements of numpy and NaN of pandas become null; NaN of numpy,
+        torch and polars stays NaN. Types are stored as they are, without dictionaries and views.
 
         With ``schema="infer"``, the first 16 rows that reach the stage are computed on the run's
-        own workers, from up to four partitions if files are small. Upstream stages that have stored
-        nothing compute these rows too, and again in the run: a prompt upstream pays for them twice.
-        A column with only nulls or empty lists has no type, and the run is refused; so is a column
-        or type that only later results have. Until then `Stage.schema` raises. An edit of the stage
-        or of a stage upstream infers again; pasting the logged schema recomputes nothing.
+        own workers, from up to four partitions if files are small. Upstream stages without stored
+        results compute these rows too, and again in the run, so an upstream prompt is paid twice
+        for them. The run is refused if a column has only nulls or empty lists, which have no type,
+        or if later results have another column or type. Until the schema is inferred,
+        `Stage.schema` raises. After an edit of the stage or of an upstream stage, the schema is
+        inferred again. Pasting the logged schema recomputes nothing.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
@@ -97,37 +99,39 @@ class MapRows:
                 is omitted, it has the input's type. Columns that `fn` returns beyond the schema are
                 dropped. "infer": the first run infers the schema from the first rows, pins it in
                 the store, and logs it as code to paste; columns beyond it are refused.
-            columns: Input columns that `fn` gets, in this order; the id is among them only if it is
-                named, or `reuse` is not "rows". Default: all.
-            include_columns: Input columns to pass on beside those that `fn` returns; True for all.
-                They keep the input's values. A column that the schema declares is the function's.
+            columns: Input columns that `fn` receives, in this order. The id is among them only if
+                it is named, or `reuse` is not "rows". Default: all.
+            include_columns: Input columns to pass through, in addition to those that `fn` returns;
+                True for all. They keep the input's values. Columns in the schema come from `fn`.
             batch_format: "pyarrow" (`pyarrow.Table`), "numpy" (dict of arrays), "torch" (dict of
                 tensors; lists for non-numeric columns), "pandas" or "polars". A pandas
                 frame that `fn` returns without the id has the default index.
-            batch_size: Most rows per call. The last batch of a worker's task may be smaller, as all
-                of the last fragment, whose rows are shared evenly. "auto": workers double it as
-                long as throughput rises. Default: all rows of a worker's task, a number that
-                follows the worker's speed and so differs between runs.
+            batch_size: Maximum rows per call. The last batch of a worker's task may be smaller, and
+                so may all batches of the last fragment, whose rows are shared evenly. "auto":
+                workers double it as long as throughput rises. Default: all rows of a worker's task,
+                whose number depends on the worker's speed and so differs between runs.
             cardinality: "one_to_one": every row must be returned; "filter": rows may be dropped;
                 `vd.Children`: each row becomes any number of rows.
-            fn_kwargs: Passed to each call after the batch. In this and the following arguments, the
-                path of a local file or folder counts in fragment keys with its content, unless runs
-                change that content: a folder that contains the pipeline's source, target, store or
-                code. `vd.local_file(path)` sends the content to workers that cannot read the path.
+            fn_kwargs: Passed to each call after the batch. In this and the following arguments, if
+                a path names a local file or folder, its content is part of fragment keys, except
+                for folders whose content runs change: those with the pipeline's source, target,
+                store or code. `vd.local_file(path)` sends the content to workers that cannot read
+                the path.
                 A server, such as `vd.VLLMServer`, is passed with the attributes of `ServerHandle`:
                 ``llm.url``, ``llm.model``, ``llm.headers``.
             fn_constructor_args: Passed to the class.
             fn_constructor_kwargs: Passed to the class.
-            concurrency: Workers, or (min, max) depending on the cluster's free resources, or "auto"
-                for as many as use all of its GPUs, or without GPUs its CPUs; or `vd.Workers`, which
-                says what each reserves and how it runs. Default: 1 for a class, "auto" for a
-                function.
-            gpus: GPUs that a worker reserves; fractions share one. For a class only. Default: none,
-                or what `vd.cls` says; so for all arguments that decorators take.
+            concurrency: Workers: a number; (min, max) depending on the cluster's free resources;
+                "auto" for as many as fit on its GPUs, or on its CPUs if it has none; or
+                `vd.Workers`, which also sets what each worker reserves and how it runs. Default: 1
+                for a class, "auto" for a function.
+            gpus: GPUs that a worker reserves; with a fraction, workers share a GPU. Only for a
+                class. Default: the value of `vd.cls`, else none; this applies to all arguments that
+                decorators accept.
             on_error: "raise" (default), "quarantine" or "null"; or `vd.Failures`, with the rate of
                 errors, retries and time limits.
             reuse: "rows", "fragments" or "none"; or `vd.Reuse`. Default: "rows" if possible.
-            asset: Further attributes of the stage's Dagster asset: `vd.Asset`.
+            asset: Additional attributes of the stage's Dagster asset: `vd.Asset`.
 
         Returns:
             The new stage.
@@ -167,10 +171,11 @@ class MapRows:
     ) -> Stage:
         """Add a stage that calls a function, or an instance of a class, for each row.
 
-        A parameter gets the column of its name; one with a default keeps it, unless `columns` names
-        it. The one parameter of ``fn(row)`` gets the whole row as a dict, if it is called ``row``
-        or is annotated as a dict, mapping or TypedDict. `fn` may be async, or a generator that
-        yields one value. None is null in each column of the result. An error fails only its row.
+        Each parameter receives the column with its name. A parameter with a default keeps the
+        default, unless `columns` names it. A single parameter that is called ``row``, or is
+        annotated as a dict, mapping or TypedDict, receives the whole row as a dict. `fn` may be
+        async, or a generator that yields one value. None is null in each column of the result. An
+        error fails only its row.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
@@ -181,18 +186,18 @@ class MapRows:
                 mapping of name to type or a `pyarrow.Schema`. Default: the return annotation, a
                 scalar, ``list[...]``, dataclass, TypedDict, NamedTuple or pydantic model. "infer":
                 the first run infers it, see `map_batches`.
-            columns: For a function of a whole row, the columns in the dict that it gets; default:
-                all. For others, a mapping of parameter to column, for parameters that are not named
-                after their column.
-            output_column: The one column of the results. Default: for a single value, the stage's
-                name; a dict, dataclass or model makes a column of each field.
+            columns: For a function of a whole row, the columns in its dict; default: all. For other
+                functions, a mapping of parameter to column, for parameters that are not named after
+                their column.
+            output_column: The name of a single result column. Default: for a single value, the
+                stage's name; for a dict, dataclass or model, each field becomes a column.
             include_columns: Input columns to pass on beside the results; True for all.
             batch_size: Rows per call of a function under ``.batch``; see `map_batches`.
             fn_kwargs: Passed to each call; see `map_batches`.
             fn_constructor_args: Passed to the class.
             fn_constructor_kwargs: Passed to the class.
-            concurrency: Workers; see `map_batches`. With an async `fn`, `vd.Workers` has the number
-                of rows in flight in one worker as ``max_concurrency``.
+            concurrency: Workers; see `map_batches`. With an async `fn`, ``max_concurrency`` of
+                `vd.Workers` is the number of rows in flight in one worker.
             gpus: GPUs that a worker reserves; see `map_batches`.
             on_error: See `map_batches`.
             reuse: See `map_batches`.
@@ -202,7 +207,7 @@ class MapRows:
             The new stage.
 
         Raises:
-            DefinitionError: If the parameters fit no columns, the result's type is unknown, or an
+            DefinitionError: If a parameter matches no column, the result's type is unknown, or an
                 argument is invalid.
             SchemaError: If a type is unknown.
         """
@@ -222,13 +227,14 @@ class MapRows:
         output_column: str | None = None,
         **options: Unpack[CodeArguments],
     ) -> Stage:
-        """Add a stage that makes any number of rows of each row.
+        """Add a stage that makes any number of rows from each row.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
-            fn: As in `map`, but it returns a list, or yields, a value for each new row.
-            id: The column of the new id, which keys the downstream stages. Unless `schema`
-                declares it, which every result then has, a row gets ``<parent id>-<number>``.
+            fn: As in `map`, but it returns a list of values, or yields a value for each new row.
+            id: The column of the new id, which identifies the rows in downstream stages. If
+                `schema` declares it, every result must have it. Otherwise a row gets the id
+                ``<parent id>-<number>``.
             schema: The type of one value; see `map`. Default: the return annotation's element type.
             columns: See `map`.
             output_column: See `map`.
@@ -308,20 +314,20 @@ class MapRows:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             make_predict_fn: A function that loads a model and returns ``predict(array, ...)``; with
                 arguments, a `functools.partial` of it. It is called once per worker, which keeps
-                the model warm. A factory for servers of Spark jobs gets
-                ``server.host_to_http_url`` or ``server.host_to_grpc_url`` as an argument.
+                the model loaded. Pass ``server.host_to_http_url`` or ``server.host_to_grpc_url`` to
+                a factory that was written for servers of Spark jobs.
             columns: The input columns, in the order of predict's parameters. Each is a numpy array
-                of shape (batch,), or (batch, *shape). A predict function with one parameter gets
-                several columns as one array of shape (batch, columns).
+                of shape (batch,), or (batch, *shape). A predict function with one parameter
+                receives several columns as one array of shape (batch, columns).
             return_type: Spark's type of the result, as a DDL string ("float", "array<float>",
                 "a float, b string") or a `pyspark.sql.types.DataType`.
             batch_size: Rows per call; see `map_batches`.
             input_tensor_shapes: The shape of a row of each input, without the batch dimension, by
                 position or by index; None for a scalar column. Lists are read as flattened tensors.
-                One shape for several inputs is that of the one array of a predict function with one
-                parameter.
-            output_column: The one column of the results. Default: for a single value, the stage's
-                name; a struct makes a column of each field.
+                If there is one shape for several inputs, it is the shape of the single array of a
+                predict function with one parameter.
+            output_column: The name of a single result column. Default: for a single value, the
+                stage's name; for a struct, each field becomes a column.
             include_columns: Input columns to pass on beside the results; True for all.
             concurrency: Workers; see `map_batches`.
             gpus: GPUs that a worker reserves; see `map_batches`.

@@ -98,35 +98,35 @@ class Stage(Rows):
     ) -> Preview:
         """Compute some rows of the stage, without Dagster.
 
-        It and the stages upstream compute the first rows of the source. Rows that are stored
-        upstream are read. Nothing is kept, and no schema is pinned. A row that fails is shown with
-        its error, regardless of `on_error`. For each stage with ``schema="infer"`` the schema is
-        printed as code to paste.
+        This stage and its upstream stages compute the first rows of the source; stored upstream
+        rows are read instead. Nothing is stored, and no schema is pinned. A failed row is shown
+        with its error, regardless of `on_error`. For each stage with ``schema="infer"`` the schema
+        is printed as code to paste.
 
-        After an edit of a class whose constructor and its arguments are as before, a loaded
+        After an edit of a class that does not change its constructor or the arguments, a loaded
         instance is used with the methods of the edited class, and a line says so.
 
         Args:
             rows: The number of input rows, and the largest number of rows returned. More input is
                 read if a filter drops the first rows.
             partition: The partition, if the pipeline has any.
-            ids: The ids of the stage's input rows to compute, in place of the first ones.
+            ids: The ids of the stage's input rows to compute, instead of the first ones.
             where: An SQL condition on the columns of the stage's input; the first rows for which it
-                is true are computed. Where a model upstream has stored nothing, at most 64 times as
-                many rows are looked at. The input of a join is the stage whose rows it keeps.
-            reload: Whether to construct each model anew that other code has constructed.
+                is true are computed. If an upstream model has stored nothing, at most 64 times as
+                many rows are examined. The input of a join is the stage whose rows it keeps.
+            reload: Whether to construct models again that were constructed from other code.
             store: A `FragmentStore` whose stored rows and pinned schemas are used instead of being
-                computed. Needed if the source is another asset's rows. A preview leaves only copies
+                computed. Needed if the source is another asset's rows. A preview writes only copies
                 of a `local_file` there, until ``vane-dagster store gc`` removes them.
-            compute: A `RayCompute`, on whose warm workers it runs and leaves its models loaded,
-                with a `store`; or a `LocalCompute`. Default: subprocesses, which this process keeps
-                for its next preview or run.
+            compute: A `RayCompute`, on whose warm workers the preview runs and keeps its models
+                loaded; it needs a `store`. Or a `LocalCompute`. Default: subprocesses, which this
+                process keeps for its next preview or run.
 
         Returns:
-            The rows as a table, with failed rows in their places, and what each stage took.
+            The rows as a table that includes failed rows, and the time of each stage.
 
         Raises:
-            DefinitionError: If an argument is invalid, or no row has an id or fits the condition.
+            DefinitionError: If an argument is invalid, or no row has an id or meets the condition.
             VaneError: If the rows cannot be computed.
         """
         given = (rows, partition, ids, where, reload, store, compute)
@@ -145,23 +145,25 @@ class Stage(Rows):
     ) -> Adoption:
         """Keep the stored rows in force after an edit of code or arguments that changes no result.
 
-        Some stored rows, chosen at random, are computed again with the edited code. If they come
-        out the same, the store records that both definitions are one: results of either are in
-        force for both, and no run computes the stage or those downstream for this edit. Otherwise
-        nothing changes. It is evidence, not a proof: of n equal rows at most 3/n of all rows
-        differ, with 95% confidence. The latest results of another definition are compared, and
-        adopted in all partitions. The rows are computed from the inputs that they were made from,
-        also if a stage upstream was edited. The messages, the model with its options,
-        sampling_params and return_format of a prompt count as arguments.
+        A random sample of stored rows is computed again with the edited code. If all are equal, the
+        store records that both definitions count as one: the results of either are in force for
+        both, and no run computes the stage, or its downstream stages, because of this edit.
+        Otherwise nothing changes. This is evidence, not a proof: if n rows are equal, then with 95%
+        confidence at most 3/n of all rows differ.
+
+        The latest results of another definition are compared, and adopted in all partitions. The
+        rows are computed from the inputs that they were made from, even if an upstream stage was
+        edited. The messages, the model with its options, sampling_params and return_format of a
+        prompt count as arguments.
 
         Args:
-            rows: Rows to choose, over all partitions. None: every stored row. 0: none; the edit is
-                adopted on your word, for example if a model answers differently each time.
+            rows: The size of the sample, over all partitions. None: every stored row. 0: the edit
+                is adopted without a comparison, for example if a model's answers vary.
             tolerance: The largest difference of floating-point numbers, also inside of other
                 values, relative to one plus their magnitude. All other values must be equal.
-            partitions: The partitions to choose rows of, as in `Pipeline.plan`. Default: all.
-            undo: Whether to split all definitions that count as one with this one. Each result is
-                then in force only for the definition that computed it.
+            partitions: The partitions to sample, as in `Pipeline.plan`. Default: all.
+            undo: Whether to end all adoptions of this definition. Each result is then in force only
+                for the definition that computed it.
             store: A `FragmentStore` or the URL of a store's root. Default:
                 ``$VANE_DAGSTER_STORE``, else a folder of this user.
             compute: A `RayCompute`, or a `LocalCompute`, the default.
@@ -170,7 +172,7 @@ class Stage(Rows):
             What was compared.
 
         Raises:
-            PlanError: If a row differs, or something else than code or arguments changed.
+            PlanError: If a row differs, or something other than code or arguments changed.
             VaneError: If a row cannot be computed.
         """
         given = (rows, tolerance, partitions, undo, store, compute)
@@ -375,9 +377,9 @@ class Pipeline(Rows):
                 the order of the first.
             how: "inner" keeps the rows that every stage has; "left" keeps the rows of the first
                 stage, with nulls where another stage has no row.
-            columns: The columns to take from a stage, by its name: a list of columns, or a mapping
-                of output column to column. Default: all. Two stages must not supply a column of the
-                same name; rename such columns here.
+            columns: The columns to take from each stage, by the stage's name: a list of columns, or
+                a mapping of output column to column. Default: all. If two stages have a column with
+                the same name, rename it here.
             source_columns: Columns of the source to include.
             children: How to join a stage that has many rows for one row of another. "rows": one
                 output row per child, with the parent's columns repeated. "list": one output row per

@@ -52,14 +52,15 @@ class PromptRows(ModelStageRows):
     ) -> Stage:
         """Add a stage that sends a prompt for each row to a language model.
 
-        The output rows have their ids, `include_columns`, the answer, with `include_reasoning` of
-        the model the text ``<output_column>_reasoning``, and a struct ``<output_column>_usage``:
-        requests, prompt_tokens, completion_tokens, cached_tokens, finish_reason, the seconds from
-        the first request to the answer, batch_requests and reasoning_tokens.
+        The output rows have their ids, `include_columns`, the answer, and a struct
+        ``<output_column>_usage``: requests, prompt_tokens, completion_tokens, cached_tokens,
+        finish_reason, the seconds from the first request to the answer, batch_requests and
+        reasoning_tokens. With `include_reasoning` of the model, they also have the text
+        ``<output_column>_reasoning``.
 
         A refusal, a content filter, and an answer that was cut before its first word are row
         errors, `InvalidAnswer`, whose tokens count. Prompts with a common beginning are submitted
-        one after another, and to the same engine if possible, for its prefix cache.
+        one after another, and to the same engine if possible, so that its prefix cache has them.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
@@ -73,9 +74,9 @@ class PromptRows(ModelStageRows):
                 model's worker, between requests, so keep it short. An edit of it keeps the model
                 loaded, unless it imports a module of yours when it is called, or refers to an
                 object that cannot be pickled or to more than 256 KiB of data.
-            model: The model's name, as the provider knows it, or the path of its folder; a server
-                that runs it, such as `vd.VLLMServer`; or `vd.Model`, with the provider's options,
-                prices and budgets.
+            model: The provider's name of the model, or the path of its folder; a server that runs
+                it, such as `vd.VLLMServer`; or `vd.Model`, with the provider's options, prices and
+                budgets.
             provider: "anthropic", "openai", "transformers" or "vllm"; the name of an installed
                 package's provider; or a class, see `vane_dagster.providers.base.Provider`. Default:
                 "openai" for a server.
@@ -86,14 +87,14 @@ class PromptRows(ModelStageRows):
             return_format: A pydantic model or a JSON schema, for an answer that is a struct; or a
                 list of choices, for an answer that is one of them. An answer that does not fit is a
                 row error. The provider constrains the model to the format if it can. Default: text.
-            columns: The input columns that a function of `messages` gets; see `map_batches`.
+            columns: The input columns that a function of `messages` receives; see `map_batches`.
                 Default: all.
             output_column: The column of answers. Default: the stage's name.
             include_columns: Input columns to pass through; True for all.
-            batch_size: Rows of a batch. Default: 32. A worker has as many requests in flight as
-                `batch_size` times the `max_concurrency` of its `Workers`, whose default is 16. When
-                one is answered, the next begins. An endpoint gets at most ``max_connections`` of
-                them at a time, an option of `Model`, by default 64.
+            batch_size: Rows of a batch. Default: 32. A worker has `batch_size` times
+                `max_concurrency` requests in flight, where `max_concurrency` of `vd.Workers` is 16
+                by default. When one is answered, the next begins. An endpoint receives at most
+                ``max_connections`` of them at a time, an option of `vd.Model`, by default 64.
             concurrency: Workers; see `map_batches`. Default: 1.
             gpus: GPUs that a worker reserves.
             on_error: See `map_batches`. A failed row does not lose the answers of other rows.

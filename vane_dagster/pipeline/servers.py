@@ -214,46 +214,45 @@ def servers_by_key(servers: Iterable[ModelServer]) -> dict[str, ModelServer]:
 class Server(ModelServer):
     """Any server with a health endpoint, started by a command on each node that needs one.
 
-    A function or class gets it as an argument, with ``url``, ``grpc_url``, ``model``, ``api_key``
-    and ``headers`` of a replica: on the worker's own node if there is one. ``with
+    A function or class receives the server as an argument, with ``url``, ``grpc_url``, ``model``,
+    ``api_key`` and ``headers`` of a replica, preferably on the worker's own node. ``with
     server.request() as endpoint`` chooses a replica for each request.
 
-    Declarations that start the same command with the same name, timeouts and reservation are the
-    same server: stages and pipelines share its replicas. `replicas` and `idle_minutes` do not
-    count. If `idle_minutes` differs, the value of the run that used the server last applies.
+    Declarations with the same command, name, timeouts and reservation are the same server, whose
+    replicas stages and pipelines share, even if `replicas` or `idle_minutes` differ. If
+    `idle_minutes` differs, the value of the run that used the server last applies.
 
-    A replica that crashes or hangs is restarted on the same ports, after 1 to
-    30 s. Rows whose requests were in flight are requested again, and no others. Three starts that
-    fail in a row, or twelve crashes without ten minutes of uptime, fail the stages with the last
-    lines of the log. A row that ends its server three times fails alone, with `ServerDied`.
-    Processes of a server end with its worker. If the node is lost, the replica is replaced,
-    elsewhere if need be; one of `per_node` may then share a node with another one.
+    A replica that crashes or hangs is restarted on the same ports, after 1 to 30 s. Only rows whose
+    requests were in flight are requested again. If three starts in a row fail, or if there are
+    twelve crashes without ten minutes of uptime, the stages fail with the last lines of the log. A
+    row that ends its server three times fails alone, with `ServerDied`. Processes of a server end
+    with its worker. If the node is lost, the replica is replaced, if necessary on another node; a
+    replica of `per_node` may then share a node with another one.
 
     Args:
         command: The command line. ``{port}`` is replaced by a free port, ``{host}`` by the address
-            to bind to, ``{grpc_port}`` and ``{metrics_port}`` by further free ports, and
-            ``{python}`` by the worker's interpreter. The working folder is not yours: name files by
+            to bind to, ``{grpc_port}`` and ``{metrics_port}`` by other free ports, and ``{python}``
+            by the worker's interpreter. The command runs in another working folder: name files by
             absolute paths, or send them by `vd.local_file`.
         health: Path that answers with status 200 to 299 once the server is ready.
         model: Name of the model in requests, if the server has one.
-        env_vars: Environment variables of the server with their values, which count in fragment
+        env_vars: Environment variables of the server with their values, which are part of fragment
             keys. Placeholders are replaced as in `command`.
-        api_key_env: Name of the variable in which the server expects its API key, a random one for
-            each replica. Default: the server has no key.
-        version: Replaces the command in fragment keys, and the content of files that the command
-            names, which otherwise counts: needed if the server writes to one of them, and if code
-            that the command does not name decides its answers.
+        api_key_env: Name of the variable in which the server expects its API key. Each replica gets
+            a random key. Default: the server has no key.
+        version: Replaces the command, and the content of files that it names, in fragment keys. Use
+            it if the server writes to one of these files, or if its answers depend on code that the
+            command does not name.
         name: Name for people and the command line. Default: from the model or the program.
         replicas: Number of replicas, (min, max) depending on the cluster's free resources, or
-            `vd.Workers` with what each reserves, and the names of environment
-            variables that are sent to it. ``startup_timeout_s`` (1800) is then the time until it
-            must be ready, and ``max_concurrency`` the number of requests in flight to a replica
-            from one worker of `prompt` or `embed`.
-        per_node: Replicas on each node that can hold one, in place of their number.
-        gpus: GPUs that a replica reserves; fractions share one, but nothing keeps a server within
-            its fraction: set ``gpu_memory_utilization`` or the like.
-        idle_minutes: Minutes that the server stays up when nothing uses it. Default: those of the
-            compute resource.
+            `vd.Workers` with the resources that each replica reserves and the names of environment
+            variables that are sent to it. There, ``startup_timeout_s`` (1800) limits the time until
+            a replica is ready, and ``max_concurrency`` is the number of requests in flight to a
+            replica from one worker of `prompt` or `embed`.
+        per_node: Number of replicas on each node that has room, instead of `replicas`.
+        gpus: GPUs that a replica reserves. Replicas with fractions share a GPU, but nothing
+            enforces the fraction: set ``gpu_memory_utilization`` or a similar flag.
+        idle_minutes: Minutes that an unused server stays up. Default: the compute resource's.
         liveness_timeout_s: Seconds without a successful health check after which a replica is
             restarted. Default: 60.
         drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped,
@@ -336,10 +335,10 @@ class Server(ModelServer):
 class VLLMServer(ModelServer):
     """vLLM's server with OpenAI's API.
 
-    In contrast to the provider "vllm", it ignores unknown sampling parameters. Some results need a
+    Unlike the provider "vllm", the server ignores unknown sampling parameters. Some results need a
     flag: ``enable_prompt_tokens_details`` for cached tokens in the usage, ``reasoning_parser`` for
-    `include_reasoning`, ``{"runner": "pooling", "convert": "embed"}`` for `embed`. An adapter that
-    it serves (``enable_lora``, ``lora_modules``) is named as ``vd.Model("reviews",
+    `include_reasoning`, ``{"runner": "pooling", "convert": "embed"}`` for `embed`. To use an
+    adapter that it serves (``enable_lora``, ``lora_modules``), pass ``vd.Model("reviews",
     options={"server": llm})``. The GPUs of a replica are on one node.
 
     Args:
@@ -351,15 +350,14 @@ class VLLMServer(ModelServer):
         python: The Python interpreter with vLLM. Default: the worker's.
         name: Name for people and the command line. Default: from the model.
         replicas: Number of replicas, (min, max) depending on the cluster's free resources, or
-            `vd.Workers` with what each reserves, and the names of environment
-            variables that are sent to it. ``startup_timeout_s`` (1800) is then the time until it
-            must be ready, and ``max_concurrency`` the number of requests in flight to a replica
-            from one worker of `prompt` or `embed`.
-        per_node: Replicas on each node that can hold one, in place of their number.
-        gpus: GPUs that a replica reserves; fractions share one, but nothing keeps a server within
-            its fraction: set ``gpu_memory_utilization`` or the like.
-        idle_minutes: Minutes that the server stays up when nothing uses it. Default: those of the
-            compute resource.
+            `vd.Workers` with the resources that each replica reserves and the names of environment
+            variables that are sent to it. There, ``startup_timeout_s`` (1800) limits the time until
+            a replica is ready, and ``max_concurrency`` is the number of requests in flight to a
+            replica from one worker of `prompt` or `embed`.
+        per_node: Number of replicas on each node that has room, instead of `replicas`.
+        gpus: GPUs that a replica reserves. Replicas with fractions share a GPU, but nothing
+            enforces the fraction: set ``gpu_memory_utilization`` or a similar flag.
+        idle_minutes: Minutes that an unused server stays up. Default: the compute resource's.
         liveness_timeout_s: Seconds without a successful health check after which a replica is
             restarted. Default: 60.
         drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped,
@@ -407,28 +405,27 @@ class TritonServer(ModelServer):
     """NVIDIA's Triton with a function that serves a model by PyTriton.
 
     Args:
-        fn: Starts Triton and serves until SIGTERM: ``fn(ports, model_path)``, where `ports` are
-            those for HTTP, gRPC and metrics; ``fn(ports)`` without `model_path`. It is the contract
-            of Spark's Triton guides. The function travels with everything that it refers to, into
-            its own process. PyTriton listens on the node's address unless the function sets
-            ``http_address`` and ``grpc_address``, and its temporary files are removed with it
-            unless the function names a ``workspace``. Triton knows no key.
-        model_path: Passed to `fn`; the content of a local file or folder counts in fragment keys.
+        fn: A function that starts Triton and serves until SIGTERM, as in Spark's Triton guides:
+            ``fn(ports, model_path)``, where `ports` are the ports for HTTP, gRPC and metrics; or
+            ``fn(ports)`` without `model_path`. The function, and everything that it refers to, is
+            sent to a separate process. PyTriton listens on the node's address unless the function
+            sets ``http_address`` and ``grpc_address``, and its temporary files are removed with it
+            unless the function names a ``workspace``. Triton has no API key.
+        model_path: Passed to `fn`; the content of a local file or folder is part of fragment keys.
         python: The Python interpreter with PyTriton, for example in a separate environment, because
             nvidia-pytriton needs numpy below 2. Default: the worker's.
-        model: Name of the model in requests. A replica is ready once it is loaded; without a name,
-            once Triton answers, which PyTriton lets it do before.
+        model: Name of the model in requests. A replica is ready once this model is loaded. Without
+            a name, it is ready once Triton answers, which may be before the model is loaded.
         name: Name for people and the command line. Default: from the model or function.
         replicas: Number of replicas, (min, max) depending on the cluster's free resources, or
-            `vd.Workers` with what each reserves, and the names of environment
-            variables that are sent to it. ``startup_timeout_s`` (1800) is then the time until it
-            must be ready, and ``max_concurrency`` the number of requests in flight to a replica
-            from one worker of `prompt` or `embed`.
-        per_node: Replicas on each node that can hold one, in place of their number.
-        gpus: GPUs that a replica reserves; fractions share one, but nothing keeps a server within
-            its fraction: set ``gpu_memory_utilization`` or the like.
-        idle_minutes: Minutes that the server stays up when nothing uses it. Default: those of the
-            compute resource.
+            `vd.Workers` with the resources that each replica reserves and the names of environment
+            variables that are sent to it. There, ``startup_timeout_s`` (1800) limits the time until
+            a replica is ready, and ``max_concurrency`` is the number of requests in flight to a
+            replica from one worker of `prompt` or `embed`.
+        per_node: Number of replicas on each node that has room, instead of `replicas`.
+        gpus: GPUs that a replica reserves. Replicas with fractions share a GPU, but nothing
+            enforces the fraction: set ``gpu_memory_utilization`` or a similar flag.
+        idle_minutes: Minutes that an unused server stays up. Default: the compute resource's.
         liveness_timeout_s: Seconds without a successful health check after which a replica is
             restarted. Default: 60.
         drain_timeout_s: Seconds that a replica has to finish its requests when it is stopped,
@@ -438,10 +435,10 @@ class TritonServer(ModelServer):
         DefinitionError: If an argument is invalid.
 
     Example:
-        The environment of `python` needs nvidia-pytriton, what the function imports, the minor
-        version of the workers' Python, and that Python's shared library. On Debian, `apt-get
-        install libpython3.11` has it, with pyenv `--enable-shared`; conda's and uv's Python have
-        it. The workers need a client, here ``tritonclient[grpc]``.
+        The environment of `python` needs nvidia-pytriton, the function's imports, the same minor
+        version of Python as the workers, and Python's shared library. Install this library with
+        `apt-get install libpython3.11` on Debian, or `--enable-shared` with pyenv; conda's and uv's
+        Python include it. The workers need a client, here ``tritonclient[grpc]``.
 
         ```python
         import functools

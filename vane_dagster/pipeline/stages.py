@@ -49,11 +49,11 @@ class Rows(MapRows, LabelRows, EmbedRows):
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             columns: Column names, or a mapping of output column to an SQL expression over one row.
-                The id and the ids of the rows that it was made from are added if they are omitted.
-                An expression that is just a column name keeps the column's Arrow type.
+                The row's id, and the ids of the rows that it was made from, are added if they are
+                omitted. An expression that is only a column name keeps the column's Arrow type.
             where: SQL condition. Rows for which it is not true are dropped.
-            include_columns: Input columns to pass on beside `columns`; True for all.
-            asset: Further attributes of the stage's Dagster asset: `vd.Asset`.
+            include_columns: Input columns to pass through, in addition to `columns`; True for all.
+            asset: Additional attributes of the stage's Dagster asset: `vd.Asset`.
 
         Returns:
             The new stage.
@@ -94,12 +94,12 @@ class Rows(MapRows, LabelRows, EmbedRows):
         provenance: bool | str = False,
         asset: Asset | None = None,
     ) -> Stage:
-        """Add a stage that publishes the rows: in a plain folder of Parquet, or a table.
+        """Add a stage that publishes the rows: as Parquet files in a folder, or in a table.
 
-        A partition is replaced as a whole; files of other owners in the folder are left alone. In a
-        table a partition is replaced in one commit, so readers see either the old rows or the new
-        rows. Files that are no longer in the table remain until its own maintenance: Delta's
-        vacuum, Lance's ``cleanup_old_versions``, or the expiry of Iceberg's snapshots.
+        A partition is replaced as a whole. Other files in the folder are left alone. In a table, a
+        partition is replaced in one commit, so readers see either the old or the new rows. Files
+        that are no longer in the table stay until you run its own maintenance: Delta's vacuum,
+        Lance's ``cleanup_old_versions``, or the expiry of Iceberg's snapshots.
 
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
@@ -107,28 +107,28 @@ class Rows(MapRows, LabelRows, EmbedRows):
                 pipeline is partitioned. For other formats the table, a local path or ``s3://``,
                 which holds all partitions. For "iceberg" the folder of the table's files. A
                 relative path is resolved here, in the current folder.
-            format: "parquet", "delta", "lance" or "iceberg". Tables require the extra of their
-                name, such as ``vane-dagster[lance]``. A Lance table has tensors as fixed-size
-                lists. Delta and Iceberg tables have no unsigned integers and no fixed-size lists.
-                Unsigned integers of at most 32 bits become the next larger signed type,
-                fixed-size lists become variable-size, as bytes do in Delta, and times of day with
-                a zone are stored in UTC.
+            format: "parquet", "delta", "lance" or "iceberg". Tables require the extra with their
+                name, such as ``vane-dagster[lance]``. Lance tables store tensors as fixed-size
+                lists. Delta and Iceberg tables have no unsigned integers and no fixed-size lists:
+                unsigned integers of at most 32 bits become the next larger signed type, fixed-size
+                lists (in Delta also bytes) become variable-size, and times of day with a zone are
+                stored in UTC.
             storage_options: Options of the fsspec file system. For a table on S3, the options that
                 the format's own driver supports are passed to it too: ``key``, ``secret``,
                 ``token``, ``anon``, ``endpoint_url``, and ``endpoint_url`` and ``region_name`` of
-                ``client_kwargs``. The driver takes missing ones from AWS's environment variables
+                ``client_kwargs``. The driver reads missing options from AWS's environment variables
                 and profiles. The server must support conditional puts, as S3 does. For an Iceberg
-                table, options of S3 and Azure among the catalog's properties need not be repeated.
+                table, do not repeat options of S3 and Azure that are in the catalog's properties.
             compression: "zstd", "snappy", "lz4", "gzip" or "none".
             target_file_bytes: Approximate size of the files in bytes. Neighbouring fragments share
-                a file; a larger one has its own. Default: one file per fragment.
+                a file; a larger fragment has its own file. Default: one file per fragment.
             partition_column: The column of a table that holds the partition's key.
             options: The format's own options. "iceberg" needs ``catalog``, as in `vd.iceberg`, and
                 ``table``, such as "db.labels". A missing table is created with the rows' columns,
                 partitioned by `partition_column`. The other formats have none.
-            provenance: Whether each row gets columns that say how it was made by the nearest stage
-                with a function or a model, which must be named if there are several:
-                ``_vane_outcome`` ("computed", "copied", "failed"), ``_vane_run``,
+            provenance: Whether to add columns that record how the nearest stage with a function or
+                a model made each row. If there are several such stages, pass the name of one. The
+                columns are ``_vane_outcome`` ("computed", "copied", "failed"), ``_vane_run``,
                 ``_vane_model``, ``_vane_code``, ``_vane_at``, and ``_vane_tokens`` and
                 ``_vane_cost`` if the stage has a usage column and prices. A copied row has the
                 tokens of the answer that it copies.

@@ -199,12 +199,12 @@ def image(
     Args:
         column: The column.
         detail: How closely a model of OpenAI's API looks at the image, such as "low" or "high".
-        max_pixels: The most pixels of an image. Larger ones are scaled down before they are sent:
-            JPEG files to JPEG, others to PNG, with their EXIF orientation applied. Files of more
-            than 89,478,485 pixels are errors of their rows with any value, against decompression
-            bombs.
+        max_pixels: Maximum pixels of an image. Larger images are scaled down before they are sent:
+            JPEG files to JPEG, others to PNG, with their EXIF orientation applied. Regardless of
+            this value, a file of more than 89,478,485 pixels is an error of its row, to protect
+            against decompression bombs.
         fetch_by_provider: Whether the column holds http:// or https:// URLs, which the model's
-            server fetches. Only the URL counts in row keys, not what is behind it.
+            server fetches. Row keys include the URL, but not the content at this URL.
 
     Raises:
         DefinitionError: If an argument is invalid, or Pillow is missing.

@@ -1,8 +1,8 @@
 """Sources: where a pipeline's rows come from.
 
-The names here are those that a source of your own needs: subclass `Source` or `FileSource`, and
-pass the object to `Pipeline(source=...)`. To add a source to the package, write a module with such
-a subclass, and name it in `vane_dagster/__init__.py`.
+These names are for your own sources: subclass `Source` or `FileSource`, and pass the object to
+`Pipeline(source=...)`. To add a source to this package, write a module with such a subclass, and
+name it in `vane_dagster/__init__.py`.
 """
 
 from __future__ import annotations

@@ -27,20 +27,23 @@ from vane_dagster.types.kinds import holds, is_list, mapped
 def tensor(dtype: Any, shape: Sequence[int]) -> pa.FixedShapeTensorType:
     """Return the type of a column with a tensor of one shape in each row.
 
-    It is Arrow's fixed-shape tensor (``arrow.fixed_shape_tensor``), which published Parquet files
-    keep. The store has the bytes of each tensor, which `load` reads without a copy.
+    It is Arrow's fixed-shape tensor (``arrow.fixed_shape_tensor``), also in published Parquet
+    files. The store has the bytes of each tensor, which `load` reads without a copy.
 
-    Functions get a batch of tensors as one array of shape ``(rows, *shape)`` in the formats "numpy"
-    and "torch", arrays in a column in "pandas", an ``Array`` in "polars" and a
-    ``FixedShapeTensorArray`` in "pyarrow"; a function of single rows gets an array. Numpy arrays
-    may be written into; assign to columns of pandas. A null row makes an object array of arrays and
-    None, in torch a list. A null number is NaN; integers with nulls become float64.
+    Functions receive a batch of tensors as one array of shape ``(rows, *shape)`` in the formats
+    "numpy" and "torch", as arrays in a column in "pandas", as an ``Array`` in "polars" and as a
+    ``FixedShapeTensorArray`` in "pyarrow". A function of single rows receives an array. Functions
+    may write into numpy arrays; in pandas, assign to the column. With a null row, the batch is an
+    object array of arrays and None, in torch a list. A null number is NaN; integers with nulls
+    become float64.
 
     Results may be one array ``(rows, *shape)``, a list of arrays or tensors, nested lists, or flat
-    lists in row-major order. Rows of another shape are refused. SQL sees a tensor as the flat list
-    of its elements. Delta has no tensors: they are flat lists there, and uint8 and float16 become
-    the next wider type. A fixed-size list of DuckDB, ``FLOAT[3][4]``, reads from the inside: its
-    shape is ``(4, 3)``; it has at most 100,000 elements, a tensor any number.
+    lists in row-major order. Rows of another shape are refused.
+
+    In SQL, a tensor is the flat list of its elements. In Delta tables, tensors are flat lists too,
+    and uint8 and float16 become the next wider type. Sizes of DuckDB's fixed-size lists are written
+    from the inside out: ``FLOAT[3][4]`` has the shape ``(4, 3)``. Such a list has at most 100,000
+    elements, a tensor any number.
 
     Args:
         dtype: The type of the elements, a number or bool by the name in numpy or torch, or a type
