@@ -110,7 +110,7 @@ class Backoff:
 
     def seconds(self, failures: int) -> float:
         """The delay after a number of failures."""
-        longest = min(self.most, self.first * 2.0 ** (failures - 1))
+        longest = min(self.most, self.first * 2.0 ** min(failures - 1, 100))  # no overflow
         return longest * (1.0 - random.uniform(0.0, self.jitter))
 
     def after(self, error: BaseException, failures: int) -> float:

@@ -68,6 +68,7 @@ def test_errors_are_told_apart(error, passing):
     [
         (CALLS, 1, 0.5, 1.0),
         (CALLS, 50, 30.0, 60.0),
+        (CALLS, 10_000, 30.0, 60.0),
         (STORAGE, 1, 0.25, 0.5),
         (Backoff(1.0, 30.0), 5, 16.0, 16.0),
     ],

@@ -31,11 +31,10 @@ class FreeResources:
 
     def place(self, bundle: Bundle, excluded: Collection[str] = ()) -> str | None:
         """Reserve room for a bundle; return the node, or None if no node has room."""
-        able = [id for id in self._free if id not in excluded and self._has(id, bundle)]
-        if not able:
-            return None
-        node = able[0] if bundle else min(able, key=self._cpu_load)
-        self.hold(node, bundle)
+        able = (id for id in self._free if id not in excluded and self._has(id, bundle))
+        node = next(able, None) if bundle else min(able, key=self._cpu_load, default=None)
+        if node is not None:
+            self.hold(node, bundle)
         return node
 
     def place_together(
@@ -49,6 +48,13 @@ class FreeResources:
             return None
         vars(self).update(vars(trial))
         return placed
+
+    def may_hold(self, amounts: Bundle) -> bool:
+        """Whether all nodes together have these amounts, about: False is certain, and fast."""
+        return all(
+            1.01 * sum(max(0.0, free.get(name, 0.0)) for free in self._free.values()) >= amount
+            for name, amount in amounts.items()
+        )
 
     def hold(self, node: str, bundle: Bundle) -> None:
         """Reserve the room of a bundle already on a node; a lost node is ignored."""

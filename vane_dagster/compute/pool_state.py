@@ -6,6 +6,7 @@ Pure state with the time given by the caller; `pool_manager.py` turns its answer
 
 from __future__ import annotations
 
+import bisect
 import secrets
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -234,12 +235,17 @@ class PoolState:
         self, claims: Sequence[PoolRequest], nodes: Mapping[str, Bundle]
     ) -> tuple[list[str], list[WorkerStart]] | None:
         """Workers to end and to start such that all claims hold; as few ended as possible."""
-        victims = self._evictable(claims)
-        gone: list[list[str]] = []
-        while (start := self._placed(claims, nodes, gone)) is None:
-            if len(gone) == len(victims):
+        victims, gone = self._evictable(claims), list[list[str]]()
+
+        def suffices(count: int) -> bool:
+            return self._placed(claims, nodes, victims[:count]) is not None
+
+        if (start := self._placed(claims, nodes, gone)) is None:
+            if not suffices(len(victims)):
                 return None
-            gone = victims[: len(gone) + 1]
+            gone = victims[: bisect.bisect_left(range(len(victims)), True, lo=1, key=suffices)]
+            start = self._placed(claims, nodes, gone)
+        assert start is not None
         for spared in reversed(gone):
             rest = [victim for victim in gone if victim is not spared]
             if (other := self._placed(claims, nodes, rest)) is not None:
@@ -268,6 +274,12 @@ class PoolState:
         room = self.room(nodes, ended)
         sizes = {c.identity: len(set(self.staying(c.identity)) - ended) for c in claims}
         start: list[WorkerStart] = []
+        least = Counter[str]()
+        for claim in claims:
+            lacking = max(0, claim.workers[0] - sizes[claim.identity])
+            least.update({name: lacking * amount for name, amount in claim.bundle.items()})
+        if not room.may_hold(least):
+            return None
 
         def add(claim: PoolRequest) -> bool:
             nodes = room.place_together(claim.shares, self._full(claim, ended, start))
@@ -417,8 +429,8 @@ class PoolState:
         """The workers that a lease has to leave, each with its replacement."""
         lease = self.leases[id]
         pools = [self.pools[c.identity] for c in lease.claims if c.identity in self.pools]
-        replaced = [(pool, worker) for pool in pools for worker in pool.replacements]
-        return {w: _latest(pool, w) for pool, w in replaced if w in lease.workers}
+        replaced = [(pool, w) for pool in pools for w in lease.workers if w in pool.replacements]
+        return {worker: _latest(pool, worker) for pool, worker in replaced}
 
     def unused(self) -> list[str]:
         """Workers on draining nodes that no lease has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from vane_dagster.engine.fragment_state import FragmentState
@@ -54,13 +55,18 @@ class MemoryBudget:
             self._expansion = measured
             self._recharge(self.runs.values())
 
-    def may_continue(self, run: FragmentState) -> bool:
-        """Whether a fragment in progress may continue: it and earlier ones have room to grow."""
-        if self._charged <= self._limit or run.place <= min(self.runs):
-            return True
-        held = sum(each.held for each in self.runs.values())
-        older = [each for place, each in self.runs.items() if place <= run.place]
-        return held + sum(max(0, each.charge - each.held) for each in older) <= self._limit
+    def last_to_continue(self) -> tuple[float, float]:
+        """The last place of a fragment that may continue: it and earlier ones have room to grow."""
+        if self._charged <= self._limit:
+            return math.inf, 0
+        places, held = sorted(self.runs), sum(run.held for run in self.runs.values())
+        last = places[0]
+        for place in places:
+            held += max(0, self.runs[place].charge - self.runs[place].held)
+            if held > self._limit:
+                break
+            last = place
+        return last
 
     def release(self, run: FragmentState) -> None:
         """Release a fragment's bytes."""

@@ -209,13 +209,12 @@ class WaveScheduler:
     # Assignment of tasks
 
     def _assign_tasks(self) -> None:
+        last = self._budget.last_to_continue()
         for worker_queue in self._worker_group.worker_queues.values():
             while (task := worker_queue.peek()) is not None:
                 if not task.is_current:
                     worker_queue.pop()
-                elif (worker := worker_queue.pick_worker(task.alone)) and self._budget.may_continue(
-                    task.run
-                ):
+                elif task.run.place <= last and (worker := worker_queue.pick_worker(task.alone)):
                     self._assign(worker_queue, task, worker)
                 else:
                     break

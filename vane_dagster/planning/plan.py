@@ -191,7 +191,7 @@ class RunPlan:
         rule = self.pipeline.id_rule
         return None if rule is None else rule.of(partition.schemas[SOURCE])
 
-    @property
+    @functools.cached_property
     def is_sample(self) -> bool:
         """Whether only some rows are computed, of stages that are not committed."""
         return any(partition.is_sample for partition in self.partitions)

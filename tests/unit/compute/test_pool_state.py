@@ -514,3 +514,23 @@ def test_never_over_committed_and_nobody_starves(node_list, models, wishes, rand
             pool_state.release(held.pop(random.randrange(len(held))), float(now))
         for identity in pool_state.expired_pools(float(now)):
             pool_state.remove_workers(list(pool_state.pools[identity].workers))
+
+
+def test_a_request_that_waits_does_not_try_each_of_many_idle_workers(pool_state, monkeypatch):
+    """Drivers poll every second, and the pool manager serves them one after the other."""
+    nodes = {f"n{i}": {"GPU": 8.0} for i in range(16)}
+    granted(pool_state, "1", claim("a", (64, 64), GPU=1), nodes=nodes)
+    pool_state.release("1", 1.0)
+    granted(pool_state, "2", claim("c", (32, 32), GPU=1), nodes=nodes, now=2.0)
+    placed, tries = PoolState._placed, []
+    monkeypatch.setattr(
+        PoolState, "_placed", lambda self, *given: tries.append(given) or placed(self, *given)
+    )
+    more = claim("a", (1, 64), GPU=1), claim("b", (97, 97), GPU=1)
+    assert ask(pool_state, "3", *more, nodes=nodes, now=3.0) is None
+    assert len(tries) == 2, "without an eviction, and with all"
+    tries.clear()
+    pool_state.release("3", 3.0)
+    wanted = claim("a", (1, 64), GPU=1), claim("b", (40, 40), GPU=1)
+    assert len(granted(pool_state, "4", *wanted, nodes=nodes, now=3.0).kill) == 8
+    assert len(tries) <= 2 + 7 + 1 + 8, "a binary search, then each of those that it found"

@@ -415,6 +415,13 @@ def test_quick_fragments_without_a_gpu_are_computed_whole_by_one_worker(wave):
     assert on_gpu.lease.sent("whole") == []
 
 
+def test_a_fragment_does_not_take_longer_in_a_run_of_more_partitions(wave, monkeypatch):
+    looked = list[PartitionPlan]()
+    monkeypatch.setattr(PartitionPlan, "is_sample", property(looked.append))
+    wave(mapped(), partitions=(1,) * 30).run()
+    assert len(looked) <= 60, "once for the run, once for the limit of failed rows"
+
+
 # Waves
 
 
