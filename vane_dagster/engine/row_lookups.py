@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, partial
-from itertools import islice
+from itertools import islice, pairwise
+from typing import Any
 
 from vane_dagster.engine.fragment_state import FragmentState, input_id
 from vane_dagster.engine.run_state import RunState
@@ -165,21 +166,27 @@ class RowLookups:
         yield from _recorded_groups(parts, id, is_own)
 
 
-def written_groups(parts: Sequence[Part], stored: int, id: str) -> Iterator[RecordGroup]:
+def written_groups(
+    parts: Sequence[Part], stored: int, id: str, made: dict[Any, list[RecordGroup]]
+) -> Iterator[RecordGroup]:
     """Divide the parts of a partition into groups, each with an index on each node.
 
     Parts that this run has written are grouped in the order in which they were written: each group
     has 1, 8, 64 or another power of 8 parts, and starts at a multiple of its size. Thus a fragment
-    searches few indexes, and each part is indexed few times.
+    searches few indexes, and each part is indexed few times. Groups are kept in `made`.
     """
-    yield from _recorded_groups(parts[:stored], id, True)
-    written, start = parts[stored:], 0
-    while start < len(written):
+    stored = min(stored, len(parts))
+    bounds = [0, stored] if stored else [0]
+    while (start := bounds[-1]) < len(parts):
         size = 1
-        while start % (_BLOCK * size) == 0 and start + _BLOCK * size <= len(written):
+        while (start - stored) % (_BLOCK * size) == 0 and start + _BLOCK * size <= len(parts):
             size *= _BLOCK
-        yield from _recorded_groups(written[start : start + size], id, True)
-        start += size
+        bounds.append(start + size)
+    for start, stop in pairwise(bounds):
+        place = parts[start].info.name, parts[stop - 1].info.name, stop - start
+        if place not in made:
+            made[place] = [*_recorded_groups(parts[start:stop], id, True)]
+        yield from made[place]
 
 
 def _recorded_groups(parts: Sequence[Part], id: str, is_own: bool) -> Iterator[RecordGroup]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import secrets
+from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -44,6 +45,7 @@ from vane_dagster.worker.protocol import (
     Project,
     Provenance,
     Quarantined,
+    RecordGroup,
     Reject,
     Restore,
     ReuseAndCall,
@@ -123,6 +125,7 @@ class WorkBuilder:
         self._state, self._lease, self._slice_sizer = state, lease, slice_sizer
         self._plan, self._pipeline = state.plan, state.plan.pipeline
         self._ops: dict[tuple[str, int], Op] = {}
+        self._groups = defaultdict[tuple[int, str], dict[Any, list[RecordGroup]]](dict)
 
     def take_next(
         self, task: Task, worker_queue: WorkerQueue, worker: Worker, last: bool
@@ -187,7 +190,8 @@ class WorkBuilder:
         if known is not None and self._slice_sizer.is_costly(task.stage):
             plan = self._partition(task).stages[task.stage]
             parts = list(self._state.parts[run.partition, task.stage].values())
-            own = written_groups(parts, len(plan.parts), input_id(self._pipeline, task.stage))
+            made = self._groups[run.partition, task.stage]
+            own = written_groups(parts, len(plan.parts), input_id(self._pipeline, task.stage), made)
             known = replace(known, groups=(*own, *known.groups))
         if known is not None and run.unreadable:
             groups = [

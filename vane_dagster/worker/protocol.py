@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Union
+from typing import TYPE_CHECKING, Any, Literal, Union
 
 import numpy as np
 import numpy.typing as npt
@@ -238,6 +240,9 @@ class RowKeying:
 class RecordGroup:
     """Parts of one partition, in which rows are looked up.
 
+    Each fragment of a partition is sent with the same groups, which may have thousands of parts. So
+    a process pickles and unpickles a group once.
+
     Attributes:
         parts: The parts that have row records.
         id: The parts' column with the id of the stage's input.
@@ -247,6 +252,18 @@ class RecordGroup:
     parts: tuple[RecordedPart, ...]
     id: str
     is_own: bool
+
+    @functools.cached_property
+    def _pickled(self) -> bytes:
+        return pickle.dumps((self.parts, self.id, self.is_own))
+
+    def __reduce__(self) -> Any:
+        return _record_group, (self._pickled,)
+
+
+@functools.lru_cache(maxsize=64)
+def _record_group(pickled: bytes) -> RecordGroup:
+    return RecordGroup(*pickle.loads(pickled))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,7 +25,7 @@ def groups(parts: int, found: int = 0) -> list[list[str]]:
     infos = [
         PartInfo(f"{n}", "digest", 1, 1, rows_in=10, row_records=f"{n}.rows") for n in range(parts)
     ]
-    made = list(written_groups([Part(folder, info) for info in infos], found, "id"))
+    made = list(written_groups([Part(folder, info) for info in infos], found, "id", {}))
     assert all(group.is_own and group.id == "id" for group in made)
     return [[part.records.partition(".")[0] for part in group.parts] for group in made]
 
@@ -43,6 +44,25 @@ def test_parts_that_were_found_are_one_group_unless_they_have_many_rows(monkeypa
     assert groups(5, found=3) == [["0", "1"], ["2"], ["3"], ["4"]]
     monkeypatch.setattr(row_lookups, "_GROUP_ROWS", 5)
     assert groups(2, found=2) == [["0"], ["1"]]
+
+
+def test_groups_are_made_and_pickled_once_for_all_fragments():
+    """Each fragment of a partition is sent with them, and there may be thousands of parts."""
+    folder, made = StoragePath("memory://parts"), dict[Any, list[RecordGroup]]()
+    infos = [PartInfo(f"{n}", "d", 1, 1, row_records=f"{n}.rows") for n in range(72)]
+    parts = [Part(folder, info) for info in infos]
+    first, *_ = written_groups(parts[:64], 0, "id", made)
+    again, *others = written_groups(parts, 0, "id", made)
+    assert again is first
+    assert len(first.parts) == 64
+    assert [len(group.parts) for group in others] == [8]
+    received = [pickle.loads(pickle.dumps(again)) for _ in range(2)]
+    assert received[0] is received[1]
+    assert received[0] == first
+    assert first.__reduce__()[1][0] is again.__reduce__()[1][0]
+    del parts[3]  # a damaged part was removed
+    (other,) = written_groups(parts[:64], 0, "id", made)
+    assert infos[3].row_records not in [part.records for part in other.parts]
 
 
 class Days:
