@@ -256,7 +256,7 @@ class RunState:
 
     def _commit_waiting(self, index: int) -> None:
         """Commit what may have waited for a partition that commits less than was planned."""
-        for waiting in (index, *self._compared_with(index)):
+        for waiting in (index, *self._compared_with.get(index, ())):
             self._commit_complete(waiting)
 
     def _commit_complete(self, index: int) -> None:
@@ -264,7 +264,7 @@ class RunState:
         waiting = [index]
         while waiting:
             if self._commits_some(index := waiting.pop()):
-                waiting += self._compared_with(index)
+                waiting += self._compared_with.get(index, ())
 
     @functools.cached_property
     def _before(self) -> Mapping[int, int]:
@@ -279,9 +279,13 @@ class RunState:
                     preceding[index] = indexes[other]
         return preceding
 
-    def _compared_with(self, index: int) -> list[int]:
-        """The partitions that are compared with one, by index."""
-        return [later for later, before in self._before.items() if before == index]
+    @functools.cached_property
+    def _compared_with(self) -> Mapping[int, Sequence[int]]:
+        """The partitions that are compared with each one, by index."""
+        compared = defaultdict[int, list[int]](list)
+        for later, before in self._before.items():
+            compared[before].append(later)
+        return compared
 
     def _commits_some(self, index: int) -> bool:
         partition, before = self.plan.partitions[index], len(self._queued)
@@ -339,7 +343,7 @@ class RunState:
             reads=spec.upstream,
             model=({"name": spec.udf.name, "pool": self.plan.pool(spec)} if spec.runs_udf else {}),
             lineage=spec.column_lineage(self.pipeline, partition.schemas),
-            sample=tuple(self._samples.get((index, stage), ())),
+            sample=tuple(self._samples.pop((index, stage), ())),
             source="" if self.plan.source.kind == PARQUET else self.plan.source.kind,
             id_rule=self._id_rule(partition),
             row_definition=stage_plan.row_definition,
