@@ -32,6 +32,7 @@ from vane_dagster.storage.filesystem import (
     absolute_url,
     files_below,
     in_threads,
+    is_folder_marker,
     protocols,
 )
 from vane_dagster.storage.manifest import FileRecord
@@ -209,7 +210,7 @@ def _matching(fs: fsspec.AbstractFileSystem, pattern: _Pattern) -> list[dict[str
     fixed = len(pattern.literal.rpartition("/")[0])
     files = {}
     for name, info in fs.glob(path, detail=True).items():
-        if _is_hidden(name[fixed:]):
+        if _is_hidden(name[fixed:]) or is_folder_marker(info):
             continue
         leads_nowhere = info.get("islink") and not fs.exists(name)  # an error, like in a folder
         is_file = info["type"] == "file" or leads_nowhere

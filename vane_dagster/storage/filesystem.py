@@ -261,7 +261,8 @@ class StoragePath:
     def _entries(self) -> list[dict[str, Any]]:
         self.fs.invalidate_cache(self.path)
         try:
-            return list(self.fs.ls(self.path, detail=True))
+            listed = self.fs.ls(self.path, detail=True)
+            return [each for each in listed if not is_folder_marker(each)]
         except FileNotFoundError:
             return []
 
@@ -415,7 +416,13 @@ def files_below(
     except FileNotFoundError:  # the bucket does not exist
         return {}
     # HTTP has no description of a path that is a file.
-    return {name: info or fs.info(name) for name, info in listed.items()}
+    described = {name: info or fs.info(name) for name, info in listed.items()}
+    return {name: info for name, info in described.items() if not is_folder_marker(info)}
+
+
+def is_folder_marker(info: Mapping[str, Any]) -> bool:
+    """Return whether a file is the empty object by which S3's console, e.g., makes a folder."""
+    return info["type"] == "file" and info["name"].endswith("/") and not info.get("size")
 
 
 def _local_files(path: str) -> dict[str, dict[str, Any]]:

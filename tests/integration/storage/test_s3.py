@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import vane_dagster as vd
 from support.damage import quick  # noqa: F401  # fixture
 from support.data import column_of
+from support.ingested import listed
 
 # F403: all tests of the contracts run here, on S3.
 from support.reader_contract import *  # noqa: F403  # the contract's tests
@@ -55,6 +56,20 @@ def test_a_bucket_or_a_server_that_is_not_there(s3):
         vd.errors.SourceError, match=r"'s3://lake/x' cannot be listed.*the credentials"
     ):
         raise listed
+
+
+def test_the_objects_that_stand_for_folders_are_no_files(root, s3):
+    """The console makes them, and so do other tools."""
+    root.child("in", "sub").write("a.parquet", b"PAR1")
+    for folder in ("in/", "in/sub/", "in/sub/empty/"):
+        root.fs.call_s3("put_object", Bucket="lake", Key=f"{root.path.partition('/')[2]}/{folder}")
+    assert root.child("in").listing() == ({}, ["sub"])
+    assert root.child("in", "sub").listing()[0].keys() == {"a.parquet"}
+    assert root.walk().keys() == {"in/sub/a.parquet"}
+    for pattern in ("in", "in/", "in/**", "in/*", "in/*/*"):
+        url = f"{root.url}/{pattern}"
+        for source in (vd.files(url, storage_options=s3), vd.parquet(url, storage_options=s3)):
+            assert [f.url for f in listed(source)] == [f"{root.url}/in/sub/a.parquet"], pattern
 
 
 def add_five(batch: pa.Table) -> dict[str, Any]:
