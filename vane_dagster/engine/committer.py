@@ -111,6 +111,7 @@ class Committer:
         self._outcomes: dict[tuple[str | None, str], ManifestName | VaneError] = {}
         self._check_results: dict[tuple[str | None, str], Sequence[CheckResult]] = {}
         self._hashes: dict[tuple[str, str], Future[str | None]] = {}
+        self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="vane-commit", daemon=True)
         self._thread.start()
 
@@ -141,13 +142,21 @@ class Committer:
         self._queue.put(commit)
 
     def close(self) -> None:
-        """Wait until all queued commits are done."""
+        """Wait until all queued commits are done; raise the error that has ended the thread."""
         self._queue.put(None)
         self._thread.join()
         self._hasher.shutdown(cancel_futures=True)
         self._syncer.shutdown(cancel_futures=True)
+        if self._error is not None:
+            raise self._error
 
     def _work(self) -> None:
+        try:
+            self._commit_all()
+        except BaseException as error:  # `close` raises it
+            self._error = error
+
+    def _commit_all(self) -> None:
         while (commit := self._queue.get()) is not None:
             manifest = commit.manifest
             try:

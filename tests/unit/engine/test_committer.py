@@ -21,6 +21,7 @@ from support.in_process import InProcess, committed, compute, executed
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer
 from vane_dagster.engine.executor import execute
+from vane_dagster.engine.run_state import RunState
 from vane_dagster.events import Failed
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.planning.planner import plan_run
@@ -44,6 +45,15 @@ def test_a_publisher_that_panics_is_the_error_of_its_partition(tmp_path: Path, m
     docs, store = published(tmp_path, "delta")
     with pytest.raises(vd.errors.StoreError, match="committed: PanicException: index out of"):
         compute(docs, store)
+
+
+def test_a_run_fails_if_the_thread_that_commits_has_ended(tmp_path: Path, monkeypatch):
+    def fail(*args: object, **given: object) -> None:
+        raise MemoryError("no memory for the event")
+
+    monkeypatch.setattr(RunState, "_on_committed", fail)
+    with pytest.raises(MemoryError, match="no memory for the event"):
+        compute(*published(tmp_path))
 
 
 def published(tmp_path: Path, format: str = "parquet") -> tuple[vd.Pipeline, Store]:
