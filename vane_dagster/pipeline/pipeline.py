@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -303,10 +303,7 @@ class Pipeline(Rows):
 
     def _with_spec(self, spec: StageSpec) -> Pipeline:
         """Return a copy of the pipeline in which a stage is replaced."""
-        other = self._snapshot()
-        other._keys = {**self._keys, spec.name: spec.row_keys(self)}
-        other._stages[spec.name] = Stage(other, spec)
-        return other
+        return self._of_specs(spec if each.name == spec.name else each.spec for each in self)
 
     def _isolating_rows(self) -> Pipeline:
         """Return a copy of the pipeline in which a row that fails leaves the others alone."""
@@ -319,29 +316,33 @@ class Pipeline(Rows):
 
     def _with_input(self, stage: str, name: str, where: str | None) -> Pipeline:
         """Return a copy in which a stage reads the rows that it keeps through a filter."""
-        other, spec = self._snapshot(), self[stage].spec
+        spec = self[stage].spec
         base = spec.base_node(self)
         ids = tuple((key.column, quote(key.column)) for key in self._keys_of(base))
         given = ProjectSpec(name, (base,), as_asset(name, None), ids, where, True)
-        other._keys = {**self._keys, name: given.row_keys(self)}
-        other._checks = {**self._checks, name: ()}
-        stages = dict[str, Stage]()
-        for each in self:
-            if each.name == stage:
-                stages[name] = Stage(other, given)
-            stages[each.name] = Stage(other, each.spec)
-        other._stages = stages
         upstream = tuple(name if node == base else node for node in spec.upstream)
         if isinstance(spec, JoinSpec):
             taken = {name if node == base else node: each for node, each in spec.columns.items()}
             spec = replace(spec, columns=taken)
-        return other._with_spec(replace(spec, upstream=upstream))
+        new = [given, replace(spec, upstream=upstream)]
+        other = self._of_specs(
+            s for each in self for s in (new if each.name == stage else [each.spec])
+        )
+        other._checks = {**self._checks, name: ()}
+        return other
 
     def _snapshot(self) -> Pipeline:
         """Return a copy of the pipeline to which nothing is added later."""
+        return self._of_specs(stage.spec for stage in self)
+
+    def _of_specs(self, specs: Iterable[StageSpec]) -> Pipeline:
+        """Return a copy of the pipeline with other stages."""
         other = copy.copy(self)
         other.pipeline = other
-        other._stages = {stage.name: Stage(other, stage.spec) for stage in self}
+        other._stages, other._keys = {}, {SOURCE: self._keys[SOURCE]}
+        for spec in specs:
+            other._stages[spec.name] = Stage(other, spec)
+            other._keys[spec.name] = spec.row_keys(other)
         return other
 
     def _with_schema(self, stage: str, schema: pa.Schema) -> Pipeline:

@@ -88,7 +88,7 @@ class Host:
         leases: The leases that use the worker.
         startup: The state of the model's construction.
         served: Calls of the model, or tasks of a worker without one, completed so far.
-        busy: Tasks that are running.
+        running: The tasks that are running, each with its lease.
     """
 
     def __init__(self) -> None:
@@ -98,14 +98,13 @@ class Host:
         self._load: LoadReport | None = None
         self.leases: set[str] = set()
         self._revoked: set[str] = set()
-        self._running: dict[object, str] = {}
+        self.running: dict[object, str] = {}
         self._lock = threading.Lock()
         self._printed = OutputTap.installed()
         self._row_seconds: float | None = None
         self._lifecycle = WorkerLifecycle()
         self.startup = Startup()
         self.served = 0
-        self.busy = 0
         self._shared = SharedSeconds()
 
     def load(self, call: LoadCall) -> LoadReport:
@@ -226,7 +225,7 @@ class Host:
 
     def works_for(self, lease: str) -> bool:
         """Return whether a task of a lease is running."""
-        return lease in [*self._running.values()]
+        return lease in [*self.running.values()]
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
         """Run a task. A failure is reported, not raised."""
@@ -234,7 +233,7 @@ class Host:
             return None, WorkReport(cancelled=True)
         started, call, meter = time.perf_counter(), object(), GpuMeter()
         self._change_calls(call, 1)
-        self._running[call] = work.lease
+        self.running[call] = work.lease
         try:
             computed = self._do(work, tables)
             if computed.report.cancelled:
@@ -264,7 +263,7 @@ class Host:
             report = error.report if isinstance(error, BatchError) else WorkReport()
             return None, replace(report, fault=fault, output=self._printed.drain())
         finally:
-            del self._running[call]
+            del self.running[call]
             seconds = self._change_calls(call, -1)
             gpus = meter.stop(seconds)
             check_descriptors()
@@ -292,7 +291,6 @@ class Host:
     def _change_calls(self, call: object, calls: int) -> float:
         """Begin or end a call; return its share of the time since it began."""
         with self._lock:
-            self.busy += calls
             return self._shared.change(call, calls, time.perf_counter())
 
     def _do(self, work: Work, tables: Sequence[pa.Table]) -> Computed:

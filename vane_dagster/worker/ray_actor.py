@@ -145,7 +145,7 @@ class HostActor:
         loaded = self._loaded
         state: WorkerState = "starting"
         if loaded is not None and loaded.fault is None:
-            state = "busy" if self._host.busy else "ready"
+            state = "busy" if self._host.running else "ready"
         return {
             "state": state,
             "pid": os.getpid(),
