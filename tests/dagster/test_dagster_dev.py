@@ -12,12 +12,14 @@ import importlib.util
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
-from support.backfills import dev  # noqa: F401  # a fixture
+from support.backfills import SLOW, dev  # noqa: F401  # a fixture
 from support.dagster_dev import IN_PROCESS
 
 pytest.importorskip("dagster_webserver", reason="dagster-webserver is not installed")
@@ -68,6 +70,42 @@ def test_poisoned_partition_of_a_backfill_alone_fails_and_alone_is_retried(dev):
         for found in dev.asset(stage, keys).values():
             assert (found["status"], found["events"]) == ("MATERIALIZED", 1)
             assert found["stale"] == "FRESH"
+
+
+def test_cancelled_run_stops_and_leaves_parts_and_warm_workers(dev):
+    values = list(range(1000, 1400))
+    dev.slowly(True)
+    dev.write("slow", "stopped", values)
+    run = dev.launch(SLOW, "stopped")
+    dev.wait(lambda: dev.parts("slow/noted", "stopped") >= 4, "four parts are written")
+
+    dev.terminate(run)
+
+    assert dev.ended(run, seconds=30) == "CANCELED"
+    called = dev.calls(values)
+    assert len(called) < 80
+    pools = dev.pools()
+    assert not any(run in pool["leases"] for pool in pools)
+    (pool,) = [pool for pool in pools if pool["label"] == "Noting"]
+    warm = {worker["pid"] for worker in pool["workers"]}
+    assert warm
+    assert all(map(psutil.pid_exists, warm))
+    time.sleep(1.5)  # what was at work or queued would have begun by now
+    assert dev.calls(values) == called, "the workers went on"
+
+    kept = dev.parts("slow/noted", "stopped")
+    dev.slowly(False)
+    dev.succeeded(dev.launch(SLOW, "stopped", IN_PROCESS))
+
+    metadata = dev.asset("slow/noted", ["stopped"])["stopped"]["metadata"]
+    assert metadata["fragments_reused"] == kept
+    assert metadata["fragments_computed"] == 40 - kept
+    assert metadata["model_loads"] == 0
+    assert metadata["warm_hits"] > 0
+    rows = dev.rows("slow/noted", "stopped")
+    assert rows["id"] == list(range(400))
+    assert set(rows["pid"]) <= warm
+    assert dev.calls(values).total() <= 80 + 8
 
 
 @pytest.fixture(scope="module")

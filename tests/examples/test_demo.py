@@ -25,7 +25,6 @@ from vane_dagster.compute.local_head import LocalHead
 PARTITIONS = ("datetime", "math")
 QUESTION = "parse a date from a string"
 OF_THE_DAY = "  square\n root "
-STAGES = ("clean", "embedding", "enriched", "published")
 
 HAS_MODEL = all(
     importlib.util.find_spec(name) is not None

@@ -19,8 +19,6 @@ from vane_dagster.compute.local_backend import LocalBackend
 
 Maker = Callable[[Any, Path], Offered]
 
-LABELS = ["praise", "blame", "neither"]
-EXAMPLES = list(zip(["a fox", "a dog", "nothing at all"], LABELS))
 LONG = "word " * 200
 NULL = {None: "column 'text' is null; expected a text"}
 NO_FOLDER = ({"model": "/none/here"}, "/none/here")

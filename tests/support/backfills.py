@@ -16,7 +16,7 @@ from support import forked
 from support.dagster_dev import DagsterDev
 from support.damage import stored_parts
 from support.data import write_source
-from support.paths import REPOSITORY, TESTS
+from support.paths import REPOSITORY
 
 # Workers import this module, and need no Dagster for it.
 FUNCTIONS = '''
@@ -88,22 +88,13 @@ def noting(made):
 days = pipeline("days", dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-11"))
 doubling(days).project("kept", ["double"])
 
-slow = noting(pipeline("slow", dg.StaticPartitionsDefinition(["stopped", "worker-killed"])))
-
-turns = noting(
-    pipeline(
-        "turns",
-        dg.StaticPartitionsDefinition(list("abcd")),
-        backfill_policy=dg.BackfillPolicy.multi_run(1),
-        pool="one_at_a_time",
-    )
-)
+slow = noting(pipeline("slow", dg.StaticPartitionsDefinition(["stopped"])))
 
 shown = pipeline("shown", dg.StaticPartitionsDefinition(["monday"]))
 doubling(shown.project("clean", {"n": "abs(n)"}))
 
 defs = dg.Definitions(
-    assets=[made.build_assets() for made in (days, slow, turns, shown)]
+    assets=[made.build_assets() for made in (days, slow, shown)]
     + [made.build_source() for made in (days, shown)],
     resources={
         "compute": vd.RayCompute(cluster=vd.LocalCluster(name="backfills", num_cpus=2)),
@@ -112,7 +103,6 @@ defs = dg.Definitions(
 )
 '''
 SLOW = ["slow/noted", "slow/kept"]
-TURNS = ["turns/noted", "turns/kept"]
 
 
 class Project(DagsterDev):
@@ -155,26 +145,14 @@ class Project(DagsterDev):
 
 
 @pytest.fixture(scope="module")
-def dev(
-    _home: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Project]:
-    """The project with its own Ray head; the demo too, without kills."""
+def dev(_home: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
+    """The project with its own Ray head, and the demo."""
     from vane_dagster.compute.local_head import LocalHead
 
-    kills = request.path.is_relative_to(TESTS / "chaos")
-    folder = tmp_path_factory.mktemp("project")
-    workspace = None if kills else REPOSITORY / "workspace.yaml"
-    project = Project(folder, workspace)
+    project = Project(tmp_path_factory.mktemp("project"), REPOSITORY / "workspace.yaml")
     try:
         project.start()
         yield project
     finally:
         project.stop()
         LocalHead(name="backfills").stop()
-
-
-@pytest.fixture
-def slowly(dev: Project) -> Iterator[None]:
-    dev.slowly(True)
-    yield
-    dev.slowly(False)

@@ -140,13 +140,6 @@ class DagsterDev:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def kill_daemon(self) -> None:
-        """Kill the daemon, and wait until the other processes have ended as a consequence."""
-        assert self._process is not None
-        next(p for p in self.processes() if "dagster._daemon" in p.cmdline()).kill()
-        self._process.wait(timeout=60)
-        self._process = None
-
     def processes(self) -> list[psutil.Process]:
         assert self._process is not None
         found = psutil.Process(self._process.pid).children(recursive=True)
@@ -235,16 +228,6 @@ class DagsterDev:
             lines.append(f"{entry.message} {error}".rstrip())
         return "\n".join(lines)
 
-    def pid(self, run: str, event_type: str) -> int:
-        entries = [
-            entry.dagster_event.event_specific_data.metadata["pid"].value
-            for entry in self.instance.all_logs(run)
-            if entry.dagster_event
-            and entry.dagster_event.event_type_value == event_type
-            and "pid" in getattr(entry.dagster_event.event_specific_data, "metadata", {})
-        ]
-        return int(entries[0])
-
     # Backfills
 
     def backfill(
@@ -310,11 +293,6 @@ class DagsterDev:
 
         self.wait(over, f"backfill {backfill} has ended", seconds=150)
         return self.backfill_state(backfill)
-
-    # Pools
-
-    def limit_pool(self, pool: str, slots: int) -> None:
-        self.instance.event_log_storage.set_concurrency_slots(pool, slots)
 
     # Assets
 

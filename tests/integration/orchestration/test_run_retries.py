@@ -11,7 +11,8 @@ import pytest
 import vane_dagster as vd
 from support.data import write_source
 from support.in_process import InProcessCompute
-from support.results import materializing
+from support.results import failure, materializing
+from vane_dagster.orchestration import run as runs
 
 ROWS = 8
 
@@ -69,3 +70,12 @@ def test_a_cancelled_run_leaves_no_planned_checks(docs, tmp_path, monkeypatch):
         key = dg.AssetCheckKey(docs["noted"].key, "rows")
         storage = instance.event_log_storage
         assert storage.get_asset_check_execution_history(key, limit=5) == []
+
+
+def test_the_step_of_a_run_that_is_over_stops(docs, tmp_path, monkeypatch):
+    """The step of a run worker that was killed is a process of its own, and lives on."""
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    monkeypatch.setattr(runs, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(dg.DagsterRun, "is_finished", True)
+    result = materializing(tmp_path)(docs, InProcessCompute(), raises=False)
+    assert "is over, STARTED, so its step stops. Finished parts are kept" in failure(result)

@@ -82,18 +82,3 @@ def test_an_option_has_one_type_in_every_stage(option):
     found = {m: str(p[option].annotation) for m, p in parameters().items() if option in p}
     assert len(found) > 1
     assert set(found.values()) == {TYPES[option]}, found
-
-
-# The place of workers
-
-
-class Model:
-    def __call__(self, batch):
-        return {"n": batch["n"]}
-
-
-def stage(fn: Any, backend: Any) -> vd.Stage:
-    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
-    return docs.map_batches(
-        "out", fn, schema={"n": "BIGINT"}, concurrency=vd.Workers(execution_backend=backend)
-    )

@@ -212,11 +212,6 @@ class Add:
         return {"y": [x + self.number for x in batch["x"].to_pylist()]}
 
 
-def twice(batch: Any) -> Any:
-    pairs = [(id, f"{id}/{n}") for id in batch["id"].to_pylist() for n in (1, 2)]
-    return {"id": [id for id, _ in pairs], "part": [part for _, part in pairs]}
-
-
 class Stored:
     """Pipelines over one source, computed into one store by workers in this process."""
 

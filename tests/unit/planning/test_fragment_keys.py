@@ -21,8 +21,6 @@ from vane_dagster.sources import (
     fragment_record,
 )
 
-ABOVE = (("u0", "u1"),)
-
 
 def test_a_key_depends_on_definition_generation_and_every_upstream_key():
     known = {

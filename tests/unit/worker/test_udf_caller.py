@@ -455,7 +455,3 @@ def test_an_error_while_the_stream_is_read_is_the_error_of_the_code():
 
     with pytest.raises(duckdb.ConversionException, match="'x'"):
         call(divided, {"x": "BIGINT"})
-
-
-async def running() -> int:
-    return id(asyncio.get_running_loop())
