@@ -2,12 +2,58 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
 import vane_dagster as vd
+from support.arguments import grouped
 from support.data import read_stage, write_source
-from support.doublers import Doubler
-from support.fault_runs import doubles, pipeline, published, quarantined
 from support.results import failure, metadata
-from vane_dagster import testing
+from vane_dagster import _failpoints, testing
+
+ROWS = 20
+
+
+def double(batch: pa.Table) -> pa.Table:
+    return pa.table({"y": [2 * x for x in batch["x"].to_pylist()]})
+
+
+class Doubler:
+    """Like `double`, as a class; reports whether its process has a fault plan."""
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        known = [str(_failpoints.VARIABLE in os.environ)] * batch.num_rows
+        return double(batch).append_column("known", pa.array(known))
+
+
+def pipeline(tmp_path: Path, fn=double, **given) -> vd.Pipeline:
+    """source -> made -> published, four fragments of five rows."""
+    if not (tmp_path / "src").exists():
+        write_source(tmp_path / "src", {"id": range(ROWS), "x": range(ROWS)}, row_group_size=5)
+    docs = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/src"), id="id", fragment_rows=5)
+    schema = {"y": "BIGINT", **({"known": "VARCHAR"} if fn is Doubler else {})}
+    made = docs.map_batches("made", fn, schema=schema, **grouped({"max_error_rate": 0.2, **given}))
+    made.write("published", f"{tmp_path}/out")
+    return docs
+
+
+def quarantined(tmp_path: Path) -> dict[int, str]:
+    rows = vd.quarantine("docs/made", store=vd.FragmentStore(root=f"{tmp_path}/store"))
+    return {row["id"]: row["error"] for row in rows.to_pylist()}
+
+
+def published(tmp_path: Path) -> list[int]:
+    files = sorted((tmp_path / "out").glob("*.parquet"))
+    return sorted(y for file in files for y in pq.read_table(file)["y"].to_pylist())
+
+
+def doubles(*without: int) -> list[int]:
+    return [2 * x for x in range(ROWS) if x not in without]
 
 
 def test_faults_of_calls_loads_and_storage(tmp_path, local, materialize):
@@ -93,3 +139,25 @@ def test_warm_workers_follow_the_block_and_forget_it(tmp_path, compute, material
         if turn and isinstance(compute, vd.RayCompute):
             assert metadata(result, "made")["model_loads"] == 0
     assert known == [{"False"}, {"True"}, {"False"}]
+
+
+async def later(batch: pa.Table) -> pa.Table:
+    await asyncio.sleep(0)
+    return double(batch)
+
+
+@pytest.mark.parametrize("fn", [double, later])
+def test_rows_that_hang_or_kill(fn, tmp_path, local, materialize):
+    """And one call that ends its worker for no row's sake: none of its rows is lost by that."""
+    docs = pipeline(tmp_path, fn, on_error="quarantine", timeout_s=1, max_retries=0)
+    with testing.faults(
+        testing.CallFault("made", ids=2),
+        testing.CallFault("made", "hang", ids=6),
+        testing.CallFault("made", "kill", calls=1),
+        testing.CallFault("made", "kill", ids=11),
+    ) as injected:
+        materialize(docs, local)
+    assert quarantined(tmp_path) == {2: "InjectedError", 6: "TimeoutError", 11: "WorkerDied"}
+    assert published(tmp_path) == doubles(2, 6, 11)
+    assert injected.fired[2] == 1
+    assert injected.fired[3] >= 2

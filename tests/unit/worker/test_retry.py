@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import vane_dagster as vd
 from support.arguments import grouped
-from support.bad_rows import double
+from support.data import same
 from vane_dagster.errors import CostlyError
 from vane_dagster.worker.callers import at_once
 from vane_dagster.worker.pools import ModelSpec
@@ -42,7 +42,7 @@ def test_wrong_arguments_are_refused_where_they_are_written():
     ]
     for given_, message in wrong:
         with pytest.raises(vd.errors.DefinitionError, match=message):
-            docs.map_batches("double", double, **grouped({"schema": {"y": "BIGINT"}, **given_}))
+            docs.map_batches("same", same, **grouped({"schema": {"y": "BIGINT"}, **given_}))
 
 
 # The rules themselves
