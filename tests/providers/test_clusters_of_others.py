@@ -94,11 +94,6 @@ def test_two_actors_share_a_gpu(source, own_head):
     pids = (source / "loads").read_text().split()
     assert len(set(pids)) == 2
     assert outs(source, "a")["out"].to_pylist() == DOUBLED
-    message = Process(
-        source, {"out": {"concurrency": 3, "gpus": 0.5}}, "b", address=own_head.address
-    ).failed()
-    assert "Model asks for 3 workers of 0.5 GPU each; the cluster has 1 GPU (nodes: 1)" in message
-    assert "concurrency=(1, 3)" in message
 
 
 def test_a_cluster_with_other_code_of_ours_is_refused(source, own_head):

@@ -7,7 +7,6 @@ import time
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-import dagster as dg
 import numpy as np
 import pytest
 
@@ -117,25 +116,6 @@ def test_two_workers_share_a_gpu_by_fractions(tmp_path, compute, materialize):
     assert error(tmp_path, "projected", 1) < 1e-3
     pids = read_stage(tmp_path / "store", "vectors", "projected")["pid"].unique()
     assert len(pids) == 2
-
-
-def test_the_model_stays_on_the_gpu_between_runs(tmp_path, cluster, materialize):
-    compute = vd.RayCompute(cluster=cluster)
-    for folder in ("a", "b"):
-        source(tmp_path / folder)
-    pipeline = vd.Pipeline(
-        "vectors",
-        source=vd.parquet(str(tmp_path / "{partition_key}" / "src")),
-        id="id",
-        partitions_def=dg.StaticPartitionsDefinition(["a", "b"]),
-    )
-    stage(pipeline, "projected", seed=7)
-
-    first = metadata(materialize(pipeline, compute, "a"), "projected")
-    second = metadata(materialize(pipeline, compute, "b"), "projected")
-
-    assert (first["model_loads"], first["warm_hits"]) == (1, 0)
-    assert (second["model_loads"], second["warm_hits"]) == (0, 1)
 
 
 def has_vllm() -> bool:

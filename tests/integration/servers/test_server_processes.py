@@ -164,7 +164,6 @@ def test_no_process_outlives_its_worker_or_its_guard(tmp_path):
     # A worker is killed with its group, which its server is not in, or while its server starts.
     for number, flags in (
         (signal.SIGKILL, ()),
-        (signal.SIGKILL, ("--warm-up-seconds", 100)),
         (signal.SIGINT, ("--warm-up-seconds", 100)),
     ):
         file.unlink(missing_ok=True)
