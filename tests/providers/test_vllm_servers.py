@@ -81,10 +81,10 @@ def command(process: psutil.Process) -> list[str]:
     return []
 
 
-def by_server(pipeline: vd.Pipeline, llm: vd.VLLMServer, name: str = "asked") -> vd.Stage:
+def by_server(pipeline: vd.Pipeline, llm: vd.VLLMServer) -> vd.Stage:
     sampling = {"temperature": 0, "max_tokens": 8}
     return pipeline.prompt(
-        name, "{text}", sampling_params=sampling, include_columns=["text"], model=llm
+        "asked", "{text}", sampling_params=sampling, include_columns=["text"], model=llm
     )
 
 

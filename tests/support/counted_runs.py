@@ -53,11 +53,9 @@ def counts(clock: Clock, events: list) -> tuple[WaveProgress, dict]:
     return WaveProgress(state, ["a"], clock), stats
 
 
-def fragment(partition: int, tally: Tally | None = None) -> SimpleNamespace:
+def fragment(partition: int) -> SimpleNamespace:
     spec = SimpleNamespace(name="a", upstream=("source",), usage=None)
-    task_state = SimpleNamespace(
-        spec=spec, given_rows=100, done=False, tally=tally or Tally(), pieces={}
-    )
+    task_state = SimpleNamespace(spec=spec, given_rows=100, done=False, tally=Tally(), pieces={})
     return SimpleNamespace(
         partition=partition, index=0, place=(partition, 0),
         task_states={"a": task_state},

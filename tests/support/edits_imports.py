@@ -46,7 +46,7 @@ def plugin(name: str, text: str, old: str = "1", new: str = "2", **options: bool
     edit(name, old, new, defs=READER, registry=REGISTRY, plugins=text, **options)
 
 
-def beside(name: str, text: str, old: str = "1", new: str = "2", **options: bool) -> None:
+def beside(name: str, text: str, **options: bool) -> None:
     """Add an edit of ``plugins.py``, which the UDF's module imports and does not read.
 
     A function imports it, so that no test executes the module.
@@ -56,7 +56,7 @@ def beside(name: str, text: str, old: str = "1", new: str = "2", **options: bool
         "    return Model()(b), settings.K, settings.settings.k, len(b)\n"
     )
     model = "class Model:\n    size = 3\n    def __call__(self, b):\n        return b * self.size\n"
-    edit(name, old, new, defs=defs, settings=SETTINGS, model=model, plugins=text, **options)
+    edit(name, defs=defs, settings=SETTINGS, model=model, plugins=text, **options)
 
 
 def inside(name: str, text: str, old: str = "1", new: str = "2", **options: bool) -> None:

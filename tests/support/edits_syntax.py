@@ -21,10 +21,10 @@ def _kept(name: str, defs: str, old: str, new: str, **files: str) -> Edit:
     return _edit(name, defs, old, new, False, **files)
 
 
-def _made(body: str, *, head: str = "", argument: str = "3") -> str:
+def _made(body: str, *, head: str = "") -> str:
     """Return a class that ``make`` creates, with the given body and surroundings."""
     lines = "".join(f"    {line}\n" for line in body.splitlines())
-    return f"{head}def make(n):\n{lines}    return Model\nudf = make({argument})\n"
+    return f"{head}def make(n):\n{lines}    return Model\nudf = make(3)\n"
 
 
 _CALL = "    def __call__(self, b):\n        return b * self.SIZE\n"
@@ -101,10 +101,10 @@ DOCSTRINGS = [
 ]  # fmt: skip
 
 
-def _hint(name: str, defs: str, changes: bool = True, **files: str) -> Edit:
+def _hint(name: str, defs: str) -> Edit:
     """Return an edit of one hint, which is written as ``HINT``."""
-    return _edit(f"hint: {name}", defs.replace("HINT", "list[int]"), "list[int]", "list[float]",
-                 changes, **files)  # fmt: skip
+    defs = defs.replace("HINT", "list[int]")
+    return _edit(f"hint: {name}", defs, "list[int]", "list[float]")
 
 
 _MODEL = "class Config(pydantic.BaseModel):\n    SIZE: int = 3\n"

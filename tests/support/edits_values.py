@@ -72,9 +72,11 @@ def _file(
     return Edit(f"file: {name}", {**files, file: "one"}, file, "one", "two", changes)
 
 
-def _default(name: str, code: str, file: str = "model/weights") -> Edit:
+def _default(name: str, code: str) -> Edit:
     """Return an edit of a file that a default names."""
-    return Edit(f"default: {name}", {"defs.py": code, file: "one"}, file, "one", "two")
+    return Edit(
+        f"default: {name}", {"defs.py": code, "model/weights": "one"}, "model/weights", "one", "two"
+    )
 
 
 _MODEL = '"{root}/model"'

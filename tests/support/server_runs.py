@@ -52,7 +52,7 @@ def asking(folder: Path, server: vd.Server, rows: int = 20, **given: Any) -> vd.
     return made
 
 
-def prompting(folder: Path, server: vd.Server, texts: list[str], workers: int = 1) -> vd.Pipeline:
+def prompting(folder: Path, server: vd.Server, texts: list[str]) -> vd.Pipeline:
     """Declare a pipeline with one stage, `answers`, that sends texts to a server."""
     write_source(folder, {"id": range(len(texts)), "text": texts})
     source = vd.parquet(str(folder))
@@ -61,7 +61,7 @@ def prompting(folder: Path, server: vd.Server, texts: list[str], workers: int = 
         "answers",
         "{text}",
         output_column="answer",
-        concurrency=workers,
+        concurrency=1,
         on_error=vd.Failures("quarantine", max_error_rate=0.5),
         model=server,
     )

@@ -42,8 +42,8 @@ def table(start: int, rows: int) -> pa.Table:
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA)], schema=SCHEMA)
 
 
-def keep(store: Store, path: str, partition: str | None, rows: Any, run_id: str = "run") -> Any:
-    return write_asset(store, path.split("/"), run_id, partition, batches(rows, path))[0]
+def keep(store: Store, path: str, partition: str | None, rows: Any) -> Any:
+    return write_asset(store, path.split("/"), "run", partition, batches(rows, path))[0]
 
 
 def ids(read: Any) -> list[int]:

@@ -79,8 +79,8 @@ def shared_memory(pid: int) -> set[str]:
     return {name for name in found if name.startswith("/dev/shm/psm_") and "deleted" not in name}
 
 
-def gone(processes: list[psutil.Process], seconds: float = 20.0) -> bool:
-    return not psutil.wait_procs(processes, timeout=seconds)[1]
+def gone(processes: list[psutil.Process]) -> bool:
+    return not psutil.wait_procs(processes, timeout=20.0)[1]
 
 
 def arguments(by: str, model: Path, **kwargs: Any) -> dict[str, Any]:

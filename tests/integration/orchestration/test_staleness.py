@@ -133,12 +133,12 @@ def world(tmp_path, local, instance) -> World:
     return made
 
 
-def requested(world: World, cursor: Any, at: str = "2026-01-05") -> tuple[Any, Callable[..., Any]]:
+def requested(world: World, cursor: Any) -> tuple[Any, Callable[..., Any]]:
     result = dg.evaluate_automation_conditions(
         world.defs,
         world.instance,
         cursor=cursor,
-        evaluation_time=datetime.fromisoformat(at).replace(tzinfo=UTC),
+        evaluation_time=datetime(2026, 1, 5, tzinfo=UTC),
     )
     requests = {name: result.get_requested_partitions(world.pipeline[name].key) for name in STAGES}
     return result.cursor, requests

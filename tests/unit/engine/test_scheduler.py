@@ -296,8 +296,8 @@ class Wave:
         found = [event for event in self.events if isinstance(event, Failed)]
         return {(event.stage, event.partition): str(event.error) for event in found}
 
-    def part(self, stage: str = "model", partition: int = 0, fragment: int = 0) -> PartInfo:
-        return self.state.parts[partition, stage][fragment].info
+    def part(self, stage: str = "model", partition: int = 0) -> PartInfo:
+        return self.state.parts[partition, stage][0].info
 
 
 def _partition(stages: Sequence[str], number: int, fragments: int, mib: int) -> PartitionPlan:

@@ -18,8 +18,8 @@ from vane_dagster.worker.reports import Fault, LoadReport, WorkerStatus
 FIRST, SECOND = Worker("m-1", "m"), Worker("m-2", "m")
 
 
-def queue(slots: int = 2) -> WorkerQueue:
-    both = WorkerQueue(slots)
+def queue() -> WorkerQueue:
+    both = WorkerQueue(2)
     both.mark_ready(FIRST)
     both.mark_ready(SECOND)
     return both

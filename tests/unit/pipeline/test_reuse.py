@@ -45,8 +45,8 @@ def before(row: dict[str, Any]) -> str:
     return str(row)
 
 
-def documents(source: Any = None) -> vd.Pipeline:
-    return vd.Pipeline("docs", source=source or vd.parquet("rows.parquet"), id="id")
+def documents() -> vd.Pipeline:
+    return vd.Pipeline("docs", source=vd.parquet("rows.parquet"), id="id")
 
 
 SCHEMA = {"x": "BIGINT"}

@@ -91,9 +91,9 @@ def test_nothing_in_the_fallback_can_be_changed(store, branch):
 OLD, NEW, NEWER, LEFT = (letter * 40 for letter in "abcd")
 
 
-def adoption(definition: str, at: int = 1) -> Adoption:
+def adoption(definition: str) -> Adoption:
     then, now = (Component("code", "f", OLD),), (Component("code", "f", definition),)
-    return Adoption("s", definition, OLD, now, then, ("code",), 9, False, 1, 0.0, 1, "me", at)
+    return Adoption("s", definition, OLD, now, then, ("code",), 9, False, 1, 0.0, 1, "me", 1)
 
 
 def test_an_adoption_of_many_components_names_the_first():

@@ -27,8 +27,8 @@ from vane_dagster.types.tensors import as_storage, from_ndarray
 DTYPES = ("uint8", "int16", "float16", "float32", "float64", "int64", "bool")
 
 
-def tensors(dtype: str, shape: tuple[int, ...], rows: int, seed: int = 0) -> pa.Array:
-    values = np.random.default_rng(seed).integers(0, 2, (rows, *shape)).astype(dtype)
+def tensors(dtype: str, shape: tuple[int, ...], rows: int) -> pa.Array:
+    values = np.random.default_rng(0).integers(0, 2, (rows, *shape)).astype(dtype)
     return from_ndarray(values, vd.tensor(dtype, shape))
 
 

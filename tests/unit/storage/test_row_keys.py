@@ -128,16 +128,6 @@ def test_rows_have_equal_keys_exactly_if_they_are_equal(rows):
     assert [found.index(key) for key in found] == [rows.index(row) for row in rows]
 
 
-def test_keys_are_those_of_earlier_versions():
-    table = pa.table({
-        "n": pa.array([1, None], pa.int32()),
-        "text": ["a", ""],
-        "items": pa.array([[0.5, None], None], pa.list_(pa.float32())),
-        "at": pa.array([0, 1], pa.timestamp("us", "UTC")),
-    })  # fmt: skip
-    assert keys(*table.columns) == GOLDEN
-
-
 def test_rows_of_numbers_have_the_keys_that_the_reference_computes():
     columns = [
         pa.array([1, None, -1], pa.int16()),
@@ -155,6 +145,3 @@ def test_rows_of_numbers_have_the_keys_that_the_reference_computes():
         for row, null in zip(values, nulls)
     ]
     assert keys(*columns) == [mmh3.hash_bytes(row).hex() for row in encoded]
-
-
-GOLDEN = ["493dbfc705dd6012c32c1686b393c179", "c8bcabf71510393e72ae9757f9973e9f"]

@@ -52,8 +52,8 @@ def age(store: Store, days: float, below: str = "") -> None:
         os.utime(file, (then, then))
 
 
-def collected(store: Store, keep_days: float = 7, dry_run: bool = False) -> list[str]:
-    policy = GcPolicy(time.time(), keep_days * DAY, DAY, dry_run)
+def collected(store: Store, dry_run: bool = False) -> list[str]:
+    policy = GcPolicy(time.time(), 7 * DAY, DAY, dry_run)
     found = [report for report in collect(store, policy) if report.stage == "~tables"]
     base = f"{store.root.url}/~tables/"
     return sorted(url.removeprefix(base) for report in found for url in report.files)

@@ -116,9 +116,8 @@ def source_rows(
     schema: pa.Schema,
     file: FileRecord,
     id: str,
-    options: dict[str, Any] | None = None,
 ) -> SourceRows:
-    source = pack_source(vd.parquet("unread", storage_options=options))
+    source = pack_source(vd.parquet("unread"))
     return SourceRows(source, FragmentRecord(url, start, stop, "", 0), schema, (file,), id)
 
 

@@ -18,8 +18,8 @@ from vane_dagster.worker.protocol import Arrange, CallUdf, Restore, Work
 LONG = [letter * 300 for letter in "abcdefgh"]
 
 
-def order(messages: str = "{doc}: {text}", system: str | None = None) -> Template:
-    return parse_template("here", messages, system)
+def order() -> Template:
+    return parse_template("here", "{doc}: {text}", None)
 
 
 def rows(docs: list[str | None], **columns: Any) -> pa.Table:
