@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,7 +14,6 @@ import pytest
 
 from support.head_processes import (
     assert_nothing_left,
-    cli,
     driver_environment,
     lives,
     processes_of,
@@ -73,10 +71,7 @@ def test_a_killed_head_is_replaced_and_its_leftovers_end(default: Head, tmp_path
         assert Path(first.session_dir, "logs").is_dir()
         assert local.find() == second
 
-        running = json.loads(cli(tmp_path, "list", "--json").stdout)
-        assert {one["name"] for one in running} == {"default", "second"}
-        stopped = cli(tmp_path, "stop", "--address", second.address)
-        assert f"'second' of {sys.prefix} at {second.address} was stopped" in stopped.stdout
+        assert local.stop()
         assert local.find() is None
         assert_nothing_left(local)
         assert not local.stop()

@@ -34,6 +34,7 @@ def head(call: Any) -> Iterator[Head]:
     with accepting() as found:
         found = dataclasses.replace(found, settings=("--num-cpus=2",))
         (place.folder / "head.json").write_text(json.dumps(dataclasses.asdict(found)))
+        (place.folder / "use.json").write_text(json.dumps({"idle_minutes": 60}))
         yield found
 
 
@@ -44,16 +45,21 @@ def test_no_head_is_an_empty_list(call):
     assert call("stop").stdout.endswith("is not running: nothing to stop.\n")
 
 
-def test_heads_are_listed_with_what_they_claim(call, head):
+def test_heads_are_listed_with_what_they_claim(call, head, monkeypatch):
     (found,) = json.loads(call("list", "--json").stdout)
     assert (found["name"], found["environment"]) == (head.name, head.prefix)
     assert (found["address"], found["pid"]) == (head.address, head.pid)
     assert (found["options"], found["processes"]) == (["--num-cpus=2"], 5)
     assert found["drivers"] == [7, 8]
+    assert (found["idle_minutes"], found["stops_at"]) == (60, None)
     shown = call("list").stdout.splitlines()
     assert shown[0].split()[:4] == ["NAME", "ENVIRONMENT", "ADDRESS", "PID"]
     assert shown[1].split()[:3] == [head.name, head.prefix, head.address]
     assert "--num-cpus=2" in shown[1]
+    monkeypatch.setattr(cluster, "drivers", lambda mark, address: set())
+    (idle,) = json.loads(call("list", "--json").stdout)
+    assert idle["stops_at"] == pytest.approx(LocalHead().use().last_used + 3600)
+    assert idle["idle_seconds"] >= 0
 
 
 def test_a_head_is_stopped_by_its_address_or_its_name(call, head, monkeypatch):

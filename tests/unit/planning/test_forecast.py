@@ -102,13 +102,6 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
                 "1,000,000 to 2,000,000 tokens, a price of 0.5",
             ],
         ),
-        (
-            {"fragments": 0, "rows": 0},
-            [
-                "2 of 3 partitions: nothing to compute",
-                "because: code of Model changed in 2 partitions (a, b)",
-            ],
-        ),
     ],
 )
 def test_a_stage_says_what_is_computed_why_and_for_how_much(figures, lines):
