@@ -44,6 +44,7 @@ from vane_dagster.errors import names
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.servers.guard import ending
+from vane_dagster.sources.conversion_tasks import usable_cpus
 from vane_dagster.worker.arrow_files import read_table, write_table
 from vane_dagster.worker.calls import AnnounceCall, LoadCall, RunCall, WorkerReply
 from vane_dagster.worker.isolation import NO_DESCRIPTORS_STATUS
@@ -179,7 +180,7 @@ def local_capacity(
     """Return what a `LocalBackend` of these arguments has, without starting one."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     node: dict[str, float] = {
-        "CPU": num_cpus or os.cpu_count() or 1,
+        "CPU": num_cpus or usable_cpus(),
         "memory": memory,
         **(resources or {}),
     }
