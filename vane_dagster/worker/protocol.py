@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import pickle
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Union
@@ -241,7 +241,7 @@ class RecordGroup:
     """Parts of one partition, in which rows are looked up.
 
     Each fragment of a partition is sent with the same groups, which may have thousands of parts. So
-    a process pickles and unpickles a group once.
+    a process encodes and decodes a group once.
 
     Attributes:
         parts: The parts that have row records.
@@ -254,16 +254,22 @@ class RecordGroup:
     is_own: bool
 
     @functools.cached_property
-    def _pickled(self) -> bytes:
-        return pickle.dumps((self.parts, self.id, self.is_own))
+    def _encoded(self) -> tuple[tuple[StoragePath, ...], str]:
+        """The folders, and the other fields of each part as JSON, with the place of its folder."""
+        folders = tuple(dict.fromkeys(part.folder for part in self.parts))
+        parts = [(folders.index(p.folder), p.part, p.records, p.faults, p.rows) for p in self.parts]
+        return folders, json.dumps(parts)
 
     def __reduce__(self) -> Any:
-        return _record_group, (self._pickled,)
+        return _record_group, (*self._encoded, self.id, self.is_own)
 
 
 @functools.lru_cache(maxsize=64)
-def _record_group(pickled: bytes) -> RecordGroup:
-    return RecordGroup(*pickle.loads(pickled))
+def _record_group(
+    folders: tuple[StoragePath, ...], parts: str, id: str, is_own: bool
+) -> RecordGroup:
+    decoded = (RecordedPart(folders[folder], *other) for folder, *other in json.loads(parts))
+    return RecordGroup(tuple(decoded), id, is_own)
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def test_parts_that_were_found_are_one_group_unless_they_have_many_rows(monkeypa
     assert groups(2, found=2) == [["0"], ["1"]]
 
 
-def test_groups_are_made_and_pickled_once_for_all_fragments():
+def test_groups_are_made_and_encoded_once_for_all_fragments():
     """Each fragment of a partition is sent with them, and there may be thousands of parts."""
     folder, made = StoragePath("memory://parts"), dict[Any, list[RecordGroup]]()
     infos = [PartInfo(f"{n}", "d", 1, 1, row_records=f"{n}.rows") for n in range(72)]
@@ -59,7 +59,7 @@ def test_groups_are_made_and_pickled_once_for_all_fragments():
     received = [pickle.loads(pickle.dumps(again)) for _ in range(2)]
     assert received[0] is received[1]
     assert received[0] == first
-    assert first.__reduce__()[1][0] is again.__reduce__()[1][0]
+    assert first.__reduce__()[1][1] is again.__reduce__()[1][1]
     del parts[3]  # a damaged part was removed
     (other,) = written_groups(parts[:64], 0, "id", made)
     assert infos[3].row_records not in [part.records for part in other.parts]
