@@ -106,7 +106,8 @@ class Committer:
         self._hash_file = hash_file
         self._hasher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-hash")
         self._syncer = ThreadPoolExecutor(max_workers=_SYNCERS, thread_name_prefix="vane-sync")
-        self._syncs: dict[str, Future[None]] = {}
+        # By folder and name: partitions that read the same file have parts of equal names.
+        self._syncs: dict[tuple[str, str], Future[None]] = {}
         self._queue: queue.Queue[Commit | None] = queue.Queue()
         self._outcomes: dict[tuple[str | None, str], ManifestName | VaneError] = {}
         self._check_results: dict[tuple[str | None, str], Sequence[CheckResult]] = {}
@@ -125,16 +126,17 @@ class Committer:
     def sync_ahead(self, part: Part) -> None:
         """Start syncing the files of a part that a later commit names."""
         for name in part.info.files:
-            self._syncs[name] = self._syncer.submit(part.folder.sync, name)
+            self._syncs[part.folder.url, name] = self._syncer.submit(part.folder.sync, name)
 
     def _sync(self, folder: StoragePath, manifest: Manifest) -> None:
         """Wait until the disk has all parts that may have been written a short time ago."""
         recent = time.time() - _WRITTEN_BACK_SECONDS
         for part in manifest.parts:
-            if part.made and part.made.at > recent and part.name not in self._syncs:
+            is_synced = (folder.url, part.name) in self._syncs
+            if part.made and part.made.at > recent and not is_synced:
                 self.sync_ahead(Part(folder, part))
         for name in (name for part in manifest.parts for name in part.files):
-            if (synced := self._syncs.pop(name, None)) is not None:
+            if (synced := self._syncs.pop((folder.url, name), None)) is not None:
                 synced.result()
 
     def put(self, commit: Commit) -> None:

@@ -116,6 +116,44 @@ def test_parts_are_on_the_disk_before_a_manifest_names_them(tmp_path: Path, monk
     assert len(committed(compute(docs, store), "kept")) == 1
 
 
+def test_parts_of_equal_names_in_two_partitions_are_each_on_the_disk(tmp_path, store, monkeypatch):
+    """Both partitions read the same file, and their parts are written before either commits."""
+    write_source(tmp_path / "src" / "a", {"id": range(10)})
+    keys = {
+        "letter": dg.StaticPartitionsDefinition(["a"]),
+        "n": dg.StaticPartitionsDefinition("12"),
+    }
+    source = vd.parquet(str(tmp_path / "src" / "{partition_key.letter}"))
+    partitions = dg.MultiPartitionsDefinition(keys)
+    docs = vd.Pipeline("docs", source=source, id="id", partitions_def=partitions)
+    docs.project("clean", ["id"])
+    put, commit, held = Committer.put, Store.commit, list[Commit]()
+    synced, begun, committed_parts = set[tuple[str, str]](), list[str](), list[str]()
+
+    def hold(self: Committer, given: Commit) -> None:
+        held.append(given)
+        for each in held if len(held) == 2 else ():
+            put(self, each)
+
+    def committing(self: Store, manifest: Manifest, *former: Any) -> ManifestName:
+        folder = self.parts(manifest.pipeline, manifest.stage, manifest.partition)
+        assert {(folder.url, part.name) for part in manifest.parts} <= synced
+        committed_parts.extend(part.name for part in manifest.parts)
+        return commit(self, manifest, *former)
+
+    def sync(self: StoragePath, name: str) -> None:
+        begun.append(self.url)
+        time.sleep(0.3 if len(begun) == 1 else 0)  # that of the second is done first
+        synced.add((self.url, name))
+
+    monkeypatch.setattr(Committer, "put", hold)
+    monkeypatch.setattr(Store, "commit", committing)
+    monkeypatch.setattr(StoragePath, "sync", sync)
+    compute(docs, store, ["a|1", "a|2"])
+    assert len(committed_parts) == 2
+    assert len({*committed_parts}) == 1
+
+
 def test_of_two_publishers_the_later_manifest_wins(tmp_path, store, monkeypatch):
     """The other run publishes between this one's manifest and its cleaning up."""
     write_source(tmp_path / "src", {"id": range(10)})
