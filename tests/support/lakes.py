@@ -50,7 +50,7 @@ class Delta:
 
 
 class Lance(Delta):
-    no_such_version = "does not exist, or not in the version that is named"
+    no_such_version = "does not exist, or does not have the given version"
 
     def source(self, **given: Any) -> Any:
         return vd.lance(self.url, **given)

@@ -70,7 +70,9 @@ def adopt(
         if undo:
             return edit.undo()
         if (adoption := edit.adopt(rows, keys)) is None:
-            raise PlanError(f"{location}: all stored partitions are of the present definition")
+            raise PlanError(
+                f"{location}: nothing to adopt: all stored partitions have the current definition"
+            )
         return adoption
 
 
@@ -104,7 +106,7 @@ class _Edit:
         location = f"stage '{pipeline.name}/{stage}': adopt"
         if not pipeline[stage].spec.runs_udf:
             raise DefinitionError(
-                f"{location}: it has no code of yours; its edits are quick to compute"
+                f"{location}: only stages with a function or a model can be adopted; materialize it"
             )
         try:
             pipeline = pinned(pipeline, stage, run.store)
@@ -127,8 +129,8 @@ class _Edit:
         known = self.known[self.stage].of(self.definition)
         if not known:
             raise PlanError(
-                f"{self.location}: there is nothing to undo: the present code was not adopted, or "
-                "that was undone"
+                f"{self.location}: nothing to undo: the current code was not adopted, or its "
+                "adoption was undone"
             )
         undo_adoptions(self.run.store, self.pipeline.name, known, self.definition)
         return known[-1]
@@ -153,7 +155,9 @@ class _Edit:
             )
         made = self.pipeline[self.stage].spec.made_schema(self.pipeline)
         if any(stored.schema.field(each.name).type != each.type for each in made or ()):
-            raise PlanError(f"{self.location}: the types of its columns changed. Materialize it")
+            raise PlanError(
+                f"{self.location}: its types changed, so it cannot be adopted; materialize it"
+            )
         total = sum(part.rows_in for each in manifests.values() for part in each.parts)
         if partitions is not None:
             manifests = {key: each for key, each in manifests.items() if key in partitions}
@@ -195,10 +199,10 @@ class _Edit:
         whole = {k: m for k, m in others.items() if undone <= {*m.undone}}
         if others and not whole:
             raise PlanError(
-                f"{self.location}: an adoption was undone, and the stored results are older, so "
-                "some may have rows of both versions. Materialize the stage, and the present code "
-                "computes what it has not. To adopt it again instead, materialize the stage with "
-                "the former code first"
+                f"{self.location}: the stored results are older than the undoing of an adoption, "
+                "so some may have rows of both versions. Materialize the stage, which computes the "
+                "rows that the current code has not computed. To adopt it again instead, "
+                "materialize the stage with the former code first"
             )
         latest = max(whole.values(), key=lambda each: each.committed_at, default=None)
         former = of.equals(latest.definition) if latest else ()

@@ -265,8 +265,8 @@ class PipelineComponent(dg.Component, dg.Resolvable):
             spec = pipeline[name].spec
             if not spec.runs_udf:
                 raise DefinitionError(
-                    f"{location}: overrides has {name!r}, a {spec.kind} stage, which has no workers"
-                    " of its own; leave it out"
+                    f"{location}: overrides has {name!r}, a {spec.kind} stage, which has no "
+                    "separate workers; leave it out"
                 )
             pipeline = pipeline._with_spec(overrides.of(pipeline._location(name), spec))
         if self.op:

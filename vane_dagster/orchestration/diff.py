@@ -98,6 +98,7 @@ def _of_run(store: Store, path: Sequence[str], run: str) -> dict[str | None, Man
     if not named:
         raise StoreError(
             f"vd.diff: no run {run!r} has committed rows of {'/'.join(path)!r} in "
-            f"{store.root.url!r}, or they were collected; the runs there are: {names(runs)}"
+            f"{store.root.url!r}, or garbage collection removed them; the runs there are: "
+            f"{names(runs)}"
         )
     return {each.partition: each for each in made if each.run_id == named[0]}

@@ -124,7 +124,7 @@ def opened_run(run: str) -> Iterator[tuple[dg.DagsterInstance, str]]:
         if len(known) != 1:
             runs = names(known) if known else f"none of the latest {_LATEST_RUNS:,} runs"
             raise VaneError(
-                f"run {run!r}: expected the beginning of one run's id; it is that of {runs}"
+                f"run {run!r}: expected the beginning of the id of one run; it matches {runs}"
             )
         yield instance, known[0]
 

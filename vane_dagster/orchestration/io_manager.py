@@ -87,14 +87,15 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
         if self.fallback is None:
             if self.targets:
                 raise StoreError(
-                    "FragmentStore: targets is for a branch; give its fallback too, or leave it out"
+                    "FragmentStore: targets is only for a branch; pass fallback= too, or leave "
+                    "targets out"
                 )
             return Store(StoragePath(absolute_url(root), options), self.keep_sources)
         branch = open_branch(root, self.fallback, options, self.keep_sources, self.targets)
         if (other := branch.layers[-1].branch_of) is not None:
             raise StoreError(
-                f"FragmentStore: fallback {self.fallback!r} is a branch of {other!r}, and has only "
-                f"what it has committed. Promote it first, or give fallback={other!r}"
+                f"FragmentStore: fallback {self.fallback!r} is itself a branch, of {other!r}. "
+                f"Promote it first, or pass fallback={other!r}"
             )
         return branch
 

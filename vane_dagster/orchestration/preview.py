@@ -103,16 +103,16 @@ def preview(
     if partition is None and pipeline.partitions_def is not None:
         known = names(reversed(partition_order(pipeline).all()), 3)
         raise DefinitionError(
-            f"{location}: preview: the pipeline is partitioned: name one with --partition, or "
-            f"partition=; it has {known}"
+            f"{location}: preview: the pipeline is partitioned; name a partition with --partition "
+            f"or partition=; it has {known}"
         )
     if partition is not None and pipeline.partitions_def is None:
         raise DefinitionError(
-            f"{location}: preview: partition is {partition!r}, and the pipeline has none"
+            f"{location}: preview: partition is {partition!r}, but the pipeline is not partitioned"
         )
     if store is None and not isinstance(compute, (LocalCompute, type(None))):
         raise DefinitionError(
-            f"{location}: preview: with compute= of a cluster, give store= too, for the temporary "
+            f"{location}: preview: with a cluster as compute=, pass store= too, for the temporary "
             "results of its workers"
         )
     if pipeline[stage].spec.publishes:

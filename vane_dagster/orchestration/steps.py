@@ -103,8 +103,8 @@ def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequen
         return [None]
     if (named := run_partitions(context)) is None:
         raise dg.Failure(
-            f"pipeline {pipeline.name!r} is partitioned, and the run names no partition; choose "
-            "one or a range in Dagster's UI, or give materialize(partition_key=...)"
+            f"pipeline {pipeline.name!r} is partitioned, but the run has no partition; choose a "
+            "partition or a range in Dagster's UI, or pass materialize(partition_key=...)"
         )
     return named
 

@@ -186,15 +186,15 @@ def row_call(
     given = dict(inputs or {})
     if (signature := signature_of(call)) is None:
         raise DefinitionError(
-            f"{location}: {qualname(call)} has no signature to match with columns; call it in a "
-            "function that has one, such as `def fn(text): ...`"
+            f"{location}: {qualname(call)} has no signature to match with columns; wrap it in a "
+            "function with one, such as `def fn(text): ...`"
         )
     parameters = list(signature.parameters.values())[has_self:]
     by_name = {each.name: each for each in parameters}
     if unknown := [name for name in given if name not in by_name]:
         raise DefinitionError(
             f"{location}: columns names the parameters {names(unknown)}, which {qualname(call)} "
-            f"does not take; it takes {names(by_name, 20)}"
+            f"does not have; it has {names(by_name, 20)}"
         )
     if twice := [name for name in given if name in kwargs]:
         raise DefinitionError(f"{location}: {names(twice)} is in both columns and fn_kwargs")
@@ -209,8 +209,8 @@ def row_call(
         return RowCall(None, 0, (), output, result)
     if not needed:
         raise DefinitionError(
-            f"{location}: {qualname(call)} takes no column; give it a parameter named after one, "
-            "or one parameter `row`"
+            f"{location}: {qualname(call)} has no parameter for a column; add a parameter named "
+            "after a column, or a single parameter `row`"
         )
     are_files = {name for name in by_name if plain(annotations.get(name)) is File}
     own = {name: PATH if name in are_files and name == "file" else name for name in by_name}
@@ -224,8 +224,8 @@ def columns_call(location: str, call: Callable[..., Any], by_row: RowCall) -> Co
     """Return the contract of a callable that gets an array in place of each value of a row."""
     if by_row.inputs is None or by_row.positional < len(by_row.inputs):
         raise DefinitionError(
-            f"{location}: {qualname(call)} gets an array for each column, by position; name its "
-            'parameters after the columns, or pass columns={"parameter": "column"}'
+            f"{location}: {qualname(call)} receives an array for each column, by position; name "
+            'its parameters after the columns, or pass columns={"parameter": "column"}'
         )
     if by_row.result != "value":
         raise DefinitionError(

@@ -141,9 +141,9 @@ def cls(class_: Any = None, **options: Unpack[ClassArguments]) -> Any:
             )
         if target.__new__ is not object.__new__ and not isinstance(target.__new__, Construction):
             raise DefinitionError(
-                f"@vd.cls on class {name}, which has a __new__, or a base that has; the decorator "
-                "needs it to delay the construction. Move what it does to __init__, or write a "
-                "class that constructs this one there"
+                f"@vd.cls on class {name}, which defines or inherits __new__; the decorator needs "
+                "__new__ to delay the construction. Move its code to __init__, or write a class "
+                "that constructs this one in __init__"
             )
         setattr(target, OPTIONS, declared)
         setattr(target, "__new__", Construction())  # noqa: B010  # mypy knows another type
@@ -188,8 +188,8 @@ def _mark(options: CallOptions, function: Any) -> Any:
     if not inspect.isfunction(function):
         name = getattr(function, "__qualname__", repr(function))
         raise DefinitionError(
-            f"{_METHOD} on {name}, which is not a function; put it next to the def, and other "
-            "decorators above it"
+            f"{_METHOD} on {name}, which is not a function; put the decorator directly above the "
+            "def, and other decorators above it"
         )
     setattr(function, OPTIONS, options)
     return function

@@ -85,9 +85,9 @@ class LazyInstance:
             made = self._lazy_made
             return LazyInstance(target, self._lazy_args, self._lazy_kwargs, name, made)
         raise AttributeError(
-            f"{target.__qualname__} has no method {name!r}. It is not constructed here but in "
-            f"workers, because of @vd.cls, so only its methods can be named: "
-            f"{target.__qualname__}(...).{name} as the fn of a stage"
+            f"{target.__qualname__} has no method {name!r}. Because of @vd.cls, the class is "
+            f"constructed in workers, not here, so only its methods are available here: pass "
+            f"{target.__qualname__}(...).<method> as the fn of a stage"
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

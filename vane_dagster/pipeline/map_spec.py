@@ -317,7 +317,7 @@ class MapBatchesSpec(StageKind):
         if self.children.id in {key.column for key in first}:
             raise DefinitionError(
                 f"{pipeline._location(self.name)}: id={self.children.id!r}, but a row has "
-                f"{names(key.column for key in first)} already; give the new id a name of its own"
+                f"{names(key.column for key in first)} already; give the new id another name"
             )
         return (IdColumn(self.children.id, self.name), *first)
 
@@ -325,9 +325,9 @@ class MapBatchesSpec(StageKind):
         """The declared columns, and the ids and columns that pass through."""
         if self.is_inferred:
             raise SchemaError(
-                f"{pipeline._location(self.name)}: its columns are not known before its first run, "
-                f"which infers them (schema={INFER!r}). Declare {self.schema_argument}; preview() "
-                "shows it as code"
+                f"{pipeline._location(self.name)}: its columns are unknown until its first run "
+                f"infers them (schema={INFER!r}). Declare {self.schema_argument}; preview() prints "
+                "it as code"
             )
         return super().output_schema(pipeline, inputs)
 
@@ -361,9 +361,9 @@ class MapBatchesSpec(StageKind):
             declared = self.schema.field(name).type if name in self.schema.names else None
             if given is not None and declared is not None and declared != given.type:
                 raise SchemaError(
-                    f"{location}: schema declares the id {name!r} as {declared}, but it comes in "
-                    f"as {given.type}; ids keep their type. Leave it out of the schema, or cast it "
-                    "in the source"
+                    f"{location}: schema declares the id {name!r} as {declared}, but its type in "
+                    f"the input is {given.type}; ids keep their type. Leave it out of the schema, "
+                    "or cast it in the source"
                 )
         read = [(upstream, c) for c in (first.fields if self.columns is None else self.columns)]
         made: dict[str, pa.Field | None] = {
@@ -374,8 +374,8 @@ class MapBatchesSpec(StageKind):
         if self.failures.on_error == "null":
             if ERROR_COLUMN in fields:
                 raise SchemaError(
-                    f"{location}: on_error='null' adds a column {ERROR_COLUMN!r}, and the input "
-                    "has one that include_columns passes on; name the columns to include"
+                    f"{location}: on_error='null' adds a column {ERROR_COLUMN!r}, which "
+                    "include_columns already passes through; name the columns to include"
                 )
             fields[ERROR_COLUMN], reads[ERROR_COLUMN] = pa.field(ERROR_COLUMN, pa.string()), read
         if (key := fields[own[0]]) is not None:
@@ -427,7 +427,7 @@ class MapBatchesSpec(StageKind):
         if not made:
             raise SchemaError(
                 f"{location}: its schema cannot be inferred, because {self.udf.name} returned no "
-                f"column of its own for the first {rows:,} rows. Declare the schema"
+                f"new column for the first {rows:,} rows. Declare the schema"
             )
         if untyped := [field.name for field in made if is_untyped(field.type)]:
             raise SchemaError(
@@ -453,8 +453,8 @@ class MapBatchesSpec(StageKind):
         takes = self.children is None and ERROR_COLUMN not in self.schema.names
         if self.failures.on_error == "null" and not takes:
             raise DefinitionError(
-                f"{location}: on_error='null' adds a column {ERROR_COLUMN!r} to a row's own; "
-                "rename yours in the schema, and use 'quarantine' for a one-to-many stage"
+                f"{location}: on_error='null' adds a column {ERROR_COLUMN!r}; rename the column "
+                "with this name in the schema, and use 'quarantine' for a one-to-many stage"
             )
 
     def made_columns(self, pipeline: Pipeline) -> tuple[str, ...]:

@@ -148,7 +148,7 @@ class MapRows:
             one_of(location, "cardinality", cardinality, expected)
         if "is_batch" in udf.options:
             raise DefinitionError(
-                f"{location}: {udf.name} takes an array for each column, as @batch says; use "
+                f"{location}: {udf.name} expects an array for each column, because of @batch; use "
                 f"map({name!r}, ...), which passes the columns that its parameters name"
             )
         declared = None if _is_inferred(schema) else parse_schema(schema, location)
@@ -406,9 +406,9 @@ class MapRows:
         if by_row.inputs is not None:
             if read is not None:
                 raise DefinitionError(
-                    f"{location}: a list of columns is for a function that gets the whole row; "
-                    f"this one reads {names(column for _, column in by_row.inputs)}. To name the "
-                    'column of a parameter, write columns={"parameter": "column"}'
+                    f"{location}: a list of columns is only for a function of the whole row; this "
+                    f"one reads {names(column for _, column in by_row.inputs)}. To set the column "
+                    'of a parameter, write columns={"parameter": "column"}'
                 )
             read = tuple(dict.fromkeys(column for _, column in by_row.inputs))
         if contract.by_row and batch_size is not None:
@@ -438,15 +438,15 @@ class MapRows:
         check_calls(location, udf, contract)
         if schema is None and isinstance(contract, ColumnsCall):
             raise DefinitionError(
-                f"{location}: {udf.name} gets an array for each column, and schema={INFER!r} is "
-                "for functions that get batches or rows. Declare what it returns, for example "
+                f"{location}: {udf.name} receives an array for each column, but schema={INFER!r} "
+                "is only for functions of batches or rows. Declare the result, for example "
                 '@vd.method.batch(return_dtype="VARCHAR") or schema="VARCHAR"'
             )
         gpus = declared.get("gpus", 0) or 0 if options.gpus is None else options.gpus
         if gpus and not udf.stateful:
             raise DefinitionError(
-                f"{location}: gpus={gpus} for function {udf.name}, which would load its model for "
-                "each batch; make it a class that loads the model in __init__"
+                f"{location}: gpus={gpus} for the function {udf.name}, which would load its model "
+                "for each batch; write a class that loads the model in __init__"
             )
         batch_size = declared.get("batch_size") if batch_size is None else batch_size
         auto = batch_size == AUTO
@@ -516,8 +516,9 @@ def _result_schema(
                 returned = element_of(returned)
             if returned is None:
                 raise DefinitionError(
-                    f"{location}: the result's type is unknown; annotate what {qualname(call)} "
-                    'returns, or declare it: schema="VARCHAR" or schema={"label": "VARCHAR", '
+                    f"{location}: the result's type is unknown; annotate the result of "
+                    f"{qualname(call)}, "
+                    'or declare it: schema="VARCHAR" or schema={"label": "VARCHAR", '
                     '"score": "DOUBLE"}; schema="infer" infers it from the first rows'
                 )
             are_several, kind = unnests or has_fields(returned), arrow_type(returned)

@@ -375,8 +375,8 @@ def _parse_model(
     provider_type = provider_class(location, provider, method)
     if "server" in options and "server" not in inspect.signature(provider_type).parameters:
         raise DefinitionError(
-            f"{location}: provider {provider_type.__name__} calls no server; leave provider out, "
-            "or name the model"
+            f"{location}: provider {provider_type.__name__} does not call a server; leave provider "
+            "out, or pass the name of a model"
         )
     counted = _keyed(options, getattr(provider_type, "OPERATIONAL", ()))
     return (
@@ -427,12 +427,12 @@ def _check_batches(
     has_batches = hasattr(provider, "batch_api") and getattr(provider, "BATCHES", True)
     if not has_batches or "server" in arguments:
         raise DefinitionError(
-            f'{where}: batches are those of the providers "openai" and "anthropic"; leave mode out '
+            f'{where}: only the providers "openai" and "anthropic" have batches; leave mode out '
             "for this provider"
         )
     if "InvalidAnswer" in options.failures.retry_on:
         raise DefinitionError(
-            f'{where}: retry_on has "InvalidAnswer", and a batch has one answer to a prompt; '
+            f'{where}: retry_on has "InvalidAnswer", but a batch has one answer for each prompt; '
             "vd.Failures(explain_errors=1) asks again in the next batch"
         )
 

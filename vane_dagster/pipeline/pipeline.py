@@ -409,7 +409,7 @@ class Pipeline(Rows):
         if len(upstream) + bool(carried) < 2 or len(upstream) != len(stages) or not upstream:
             raise DefinitionError(
                 f"{location}: joins {names(s.name for s in stages)}; expected two or more "
-                "different stages, or one and source_columns"
+                "different stages, or one stage with source_columns"
             )
         chosen = {
             node: selection(location, f"columns[{node!r}]", listed)
@@ -450,25 +450,26 @@ class Pipeline(Rows):
         kept = {name: stage for name, stage in self._stages.items() if name not in replaced}
         if spec.name.lower() in map(str.lower, kept):
             raise DefinitionError(
-                f"{location}: there is a stage of that name already, or one that differs only in "
-                "case; give it another name"
+                f"{location}: the pipeline already has a stage with this name, or one that differs "
+                "only in case; choose another name"
             )
         inputs = [name for name in spec.upstream if name != SOURCE]
         if gone := [name for name in inputs if name not in kept]:
             raise DefinitionError(
-                f"{location}: reads {names(gone)}, which was removed because it, or a stage that "
-                "it reads, is declared again; execute its cell again, or give this one another name"
+                f"{location}: reads {names(gone)}, which was removed because it, or one of its "
+                "upstream stages, was declared again; execute its cell again, or choose another "
+                "name for this stage"
             )
         if writes := [name for name in inputs if kept[name].spec.publishes]:
             raise DefinitionError(
-                f"{location}: reads {writes[0]!r}, which publishes and ends a branch; add it to "
-                "the stage that is published"
+                f"{location}: reads {writes[0]!r}, a write stage, which no stage can read; read "
+                "the stage that is published instead"
             )
         targets = {s.spec.target.url: s.name for s in kept.values() if s.spec.publishes}
         if spec.publishes and (other := targets.get(spec.target.url)):
             raise DefinitionError(
-                f"{location}: {other!r} publishes to {spec.target.url!r} already, and readers "
-                "would get the rows of both; give each stage its own target"
+                f"{location}: {other!r} already publishes to {spec.target.url!r}, so readers would "
+                "get the rows of both; give each stage its own target"
             )
         # Nothing is changed in place: neither by a stage that is refused, nor below built assets.
         draft = copy.copy(self)
@@ -517,8 +518,8 @@ def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[C
         )
     if spec.publishes and (late := [check for check in checks if check.rows_to_recompute]):
         raise DefinitionError(
-            f"{location}: check {late[0].name!r} computes rows again, and a write stage computes "
-            "none; give it to the stage that is published"
+            f"{location}: check {late[0].name!r} computes rows again, but a write stage computes "
+            "none; add the check to the stage that is published"
         )
     for check in checks:
         other = check.stage_of(pipeline.name) if isinstance(check, Compared) else ""

@@ -83,9 +83,9 @@ def prompt_function(where: str, function: Callable[..., Any]) -> PromptFunction:
     is_later = is_async_function(plain) or inspect.isgeneratorfunction(plain)
     if is_later or not is_function(plain):
         raise DefinitionError(
-            f"{where}: messages is {function!r}; expected a plain function of a row, which returns "
-            "its prompt. A class that holds state, or requests to other services, are a stage "
-            "before this one"
+            f"{where}: messages is {function!r}; expected a plain function of a row that returns "
+            "its prompt. For a class with state, or requests to other services, add a stage before "
+            "this one"
         )
     check_call(where, function, ({},), {}, "messages(row)")
     return DeclaredFunction(function)

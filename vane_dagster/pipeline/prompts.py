@@ -117,8 +117,8 @@ class PromptRows(ModelStageRows):
         function = messages if callable(messages) else None
         if columns is not None and function is None:
             raise DefinitionError(
-                f"{location}: columns are what a function gets that makes the prompt, and there is "
-                "none; to pass columns through, name them in include_columns"
+                f"{location}: columns is only for a function that makes the prompt; to pass "
+                "columns through, name them in include_columns"
             )
         parsed = parse_options(location, options)
         model_task = PromptTask(

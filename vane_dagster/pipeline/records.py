@@ -73,7 +73,7 @@ def _variables(where: str, name: str, value: Any) -> tuple[str, ...]:
     if wrong := [each for each in listed if not each or "=" in each]:
         raise DefinitionError(  # the value may be a secret
             f"{where}: {name} has {wrong[0].partition('=')[0]!r} with a value, or an empty name; "
-            "expected only names, whose values come from the driver"
+            "expected only names of variables that are set in the driver"
         )
     return tuple(dict.fromkeys(listed))
 

@@ -205,8 +205,8 @@ def servers_by_key(servers: Iterable[ModelServer]) -> dict[str, ModelServer]:
         other = by_key.setdefault(server.key, server)
         if other is not server and other.identity() != server.identity():
             raise DefinitionError(
-                f"two servers are named {server.name!r} and differ only in code or files; give "
-                "each a name of its own"
+                f"two servers are named {server.name!r} and differ only in code or files; pass "
+                "different names"
             )
     return by_key
 
@@ -550,9 +550,9 @@ class TritonServer(ModelServer):
         payload = portable_payload(code_identity(unwrapped(self._fn)).modules, self._fn)
         if payload is None:
             raise DefinitionError(
-                f"{self.label}: its function cannot run in a process of its own, because code of "
-                "yours is imported inside of it, or it refers to more than 256 KB of data. Import "
-                "your modules at the top of its module, and pass data as model_path"
+                f"{self.label}: its function cannot run in a separate process, because it imports "
+                "your own code inside of the function, or refers to more than 256 KB of data. "
+                "Import your modules at the top of its module, and pass data as model_path"
             )
         return replace(self._launch, payload=stamped(payload))
 
@@ -586,8 +586,8 @@ def _flags(where: str, flags: Any) -> dict[str, Any]:
     by_name = {name.strip("-").replace("-", "_"): value for name, value in given}
     if own := [name for name in by_name if name in _OWN_FLAGS]:
         raise DefinitionError(
-            f"{where}: leave {own[0]!r} out of flags: each replica has an address and a key of its "
-            "own, and clients connect by HTTP"
+            f"{where}: leave {own[0]!r} out of flags: each replica gets its own address and key, "
+            "and clients connect by HTTP"
         )
     return {n: _flag_value(where, n, value) for n, value in by_name.items() if value is not None}
 

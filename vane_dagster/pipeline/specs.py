@@ -165,8 +165,8 @@ class JoinSpec(StageKind):
         if len(depths) > 1 and self.children is None:
             ids = {node: keys[node][0].column for node in stages}
             raise DefinitionError(
-                f"{location}: joins stages with different ids, {ids}; say children='rows' for one "
-                "row a child, or children='list' for one row a parent with a list of its children"
+                f"{location}: joins stages with different ids, {ids}; pass children='rows' for one "
+                "row per child, or children='list' for one row per parent with a list of children"
             )
         as_lists = self.children == "list" and len(depths) > 1
         depth = min(depths) if as_lists else max(depths)
@@ -174,7 +174,7 @@ class JoinSpec(StageKind):
         if self.how == "left" and base != stages[0]:
             raise DefinitionError(
                 f"{location}: a left join keeps the rows of its first stage, {stages[0]!r}, but "
-                f"there is one row for each of {base!r}; name {base!r} first"
+                f"the result has one row for each row of {base!r}; pass {base!r} first"
             )
         sides = [
             _side(node, keys, base, as_lists, location) for node in self.upstream if node != base
@@ -384,7 +384,7 @@ def _side(
         raise DefinitionError(
             f"{location}: {node!r} is keyed by {own[0].column!r} of {own[0].origin!r} and {base!r} "
             f"by {ours[0].column!r} of {ours[0].origin!r}: neither was made from the other. Join "
-            "each with the stage above both"
+            "each with the upstream stage of both"
             + ("" if as_lists else ", or return to it with children='list'")
         )
     known = tuple(key.column for key in flat)

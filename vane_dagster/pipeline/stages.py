@@ -70,9 +70,9 @@ class Rows(MapRows, LabelRows, EmbedRows):
         for id in ids:
             if not is_column(dict(pairs).get(id, quote(id)), id, location):
                 raise DefinitionError(
-                    f"{location}: the id {id!r} is computed, {dict(pairs)[id]!r}; ids pass through "
-                    "unchanged, so that each row leads back to the source. Leave it out, and give "
-                    "what is computed another name"
+                    f"{location}: the id {id!r} is computed by {dict(pairs)[id]!r}; ids must pass "
+                    "through unchanged, so that each row can be traced to the source. Leave it "
+                    "out, and give the computed column another name"
                 )
         carried = [(id, quote(id)) for id in ids if id not in dict(pairs)]
         pairs = (*carried, *pairs)
@@ -145,7 +145,8 @@ class Rows(MapRows, LabelRows, EmbedRows):
         location = self.pipeline._location(name)
         if self._node == SOURCE:
             raise DefinitionError(
-                f"{location}: would publish the source as it is; add a project, and write that"
+                f"{location}: a source cannot be published directly; add a project stage, and "
+                "publish that"
             )
         url = absolute_url(checked_url(location, url))
         publisher = publisher_class(one_of(location, "format", format, tuple(PUBLISHERS)))

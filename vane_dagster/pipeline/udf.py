@@ -103,7 +103,7 @@ def make_udf(
     while isinstance(fn, functools.partial) and not (inspect.isclass(fn.func) or is_factory):
         if fn.args:
             raise DefinitionError(
-                f"{where}: functools.partial of {fn.func!r} has arguments by position; give them "
+                f"{where}: functools.partial of {fn.func!r} has arguments by position; pass them "
                 "by name"
             )
         fn, called_with = fn.func, {**fn.keywords, **called_with}
@@ -122,7 +122,7 @@ def make_udf(
     if not stateful and (placed or named):
         raise DefinitionError(
             f"{where}: {qualname(fn)} is a function, so fn_constructor_args and "
-            "fn_constructor_kwargs mean nothing; pass fn_kwargs, or make it a class"
+            "fn_constructor_kwargs do not apply; pass fn_kwargs, or write a class"
         )
     udf = Udf(
         target=fn,
@@ -162,9 +162,9 @@ def check_calls(where: str, udf: Udf, contract: DeclaredCall) -> None:
         inner = qualname(lazy._lazy_target)
         raise DefinitionError(
             f"{where}: an argument of {udf.name} is {lazy!r}, because of @vd.cls; expected plain "
-            f"values. Call {inner}(...) in the __init__ of the class that the stage calls: it "
-            "constructs an instance there, once in each worker. Pass that class what "
-            f"{inner} needs, such as a path"
+            f"values. Call {inner}(...) in the __init__ of the class that the stage calls, which "
+            "constructs an instance once in each worker. Pass the arguments of "
+            f"{inner}, such as a path, to that class"
         )
 
 
@@ -195,10 +195,10 @@ def _check_callable(where: str, target: Any, method: str, is_factory: bool) -> N
         )
     raise DefinitionError(
         f"{where}: {qualname(target)} was given as a method or an instance; expected a function or "
-        "a class. A worker constructs the object itself, once, so that a model is loaded where it "
-        "runs and stays warm there, and is never pickled: decorate the class with @vd.cls, so that "
-        "calling it constructs nothing here, or pass functools.partial(<class>, ...). For a class "
-        "of a library, write a class that constructs it in __init__ and calls it in __call__"
+        "a class. Each worker constructs the object once, so that a model is loaded where it runs, "
+        "stays warm there, and is never pickled. Decorate the class with @vd.cls, so that calling "
+        "it constructs nothing here, or pass functools.partial(<class>, ...). For a class of a "
+        "library, write a class that constructs it in __init__ and calls it in __call__"
     )
 
 

@@ -239,8 +239,8 @@ def csv(
     names = None if isinstance(header, bool) else list_of_names(where, "header", header)
     if names is not None and schema is not None:
         raise DefinitionError(
-            f"{where}: header and schema both name the columns; leave the names out, for example "
-            "header=False"
+            f"{where}: header and schema both name the columns; leave the names out of header, for "
+            "example header=False"
         )
     for name, value in (("quote", quote), ("escape", escape), ("delimiter", delimiter)):
         if value is not None and (not isinstance(value, str) or len(value.encode()) != 1):

@@ -198,8 +198,8 @@ def read_listed(path: str) -> bytes:
     if not any(url_of(path) in each._files for each in TaskFiles._active):
         raise ValueError(
             "the row names a file that the pipeline's source does not list, so its changes would "
-            "not be noticed. List the files by vd.files, or read them in a function of an upstream "
-            "stage; URLs that the model's server fetches need fetch_by_provider=True"
+            "not be detected. List the files with vd.files, or read them in a function of an "
+            "upstream stage; URLs that the model's server fetches need fetch_by_provider=True"
         )
     return File(path).read()
 

@@ -193,8 +193,8 @@ def key_in_path(key: str) -> str:
     """Return a partition's key, to insert it into a path."""
     if {"", ".", ".."} & set(re.split(r"[/\\]", key)):
         raise SourceError(
-            f"partition {key!r} would leave the source's folder; expected a key without '.', '..' "
-            "or nothing between separators"
+            f"partition {key!r} would lead out of the source's folder; expected a key without '.', "
+            "'..' or an empty text between separators"
         )
     return key
 

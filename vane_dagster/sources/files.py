@@ -47,7 +47,7 @@ def file_record(fs: fsspec.AbstractFileSystem, info: Mapping[str, Any]) -> FileR
     if version is None or info.get("size") is None:
         raise SourceError(
             f"{url!r} has no ETag, modification time or size on its file system, so a changed file "
-            "would not be noticed. Copy the files to a local disk or an object store"
+            "would not be detected. Copy the files to a local disk or an object store"
         )
     if isinstance(version, datetime):  # listings of some file systems have seconds
         version = version.timestamp()

@@ -78,7 +78,7 @@ def huggingface(
             )
         if load_options:
             raise DefinitionError(
-                f"{_LABEL}: path is a {kind}, which is loaded already. Leave the options of "
+                f"{_LABEL}: path is a {kind}, which is already loaded. Leave the options of "
                 "load_dataset out"
             )
     if load_options.get("streaming"):

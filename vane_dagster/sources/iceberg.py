@@ -91,7 +91,8 @@ class IcebergTable(LakeTable):
         chosen = (self._table.snapshot_by_id if is_id else self._table.snapshot_by_name)(snapshot)
         if chosen is None:
             raise SourceError(
-                f"{self._owner} has no snapshot {snapshot!r}. Snapshots that were expired are gone"
+                f"{self._owner} has no snapshot {snapshot!r}. It may have been expired; name "
+                "another one"
             )
         return chosen
 

@@ -171,7 +171,7 @@ class IngestedSource(FileSource, InStore):
         if schema is not None and types is not None:
             raise DefinitionError(
                 f"{where}: schema and types are both given; schema declares all columns, types "
-                "only some. Give one"
+                "only some. Pass one of them"
             )
         given = schema if types is None else types
         pinned = None if given is None else parse_schema(given, where)
@@ -381,7 +381,7 @@ class IngestedSource(FileSource, InStore):
         if self.include_paths:
             if _PATH in map(str.lower, kinds):
                 raise SourceError(
-                    f"{location}: the files have a column {_PATH!r} of their own. Leave "
+                    f"{location}: the files already have a column {_PATH!r}. Leave "
                     "include_paths=True out, or rename the column"
                 )
             kinds[_PATH] = pa.string()

@@ -144,8 +144,8 @@ class LakeSource(Source):
                 "version, and that the credentials reach the table"
             ) from error
         raise SourceError(
-            f"{what} does not exist, or not in the version that is named. Check both, or write the "
-            "table first. Versions that were cleaned up are gone"
+            f"{what} does not exist, or does not have the given version, which may have been "
+            "cleaned up. Check both, or write the table first"
         )
 
     def validate(self, location: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> None:
@@ -259,9 +259,9 @@ class LakeSource(Source):
                 raise
             known = error if isinstance(error, VaneError) else unreadable(url, error, location)
             raise SourceError(
-                f"{known}. If the file is gone, {self.cleanup} has deleted files of former "
+                f"{known}. If the file is missing, {self.cleanup} has deleted files of former "
                 "versions: run the partition again, which reads the latest version, or name a "
-                "version that the table still has; keep versions longer than runs take"
+                "version that the table still has; do not clean up versions that runs use"
             ) from error
 
     def _read(self, span: FileSpan, schema: pa.Schema, location: str) -> pa.Table:

@@ -77,8 +77,8 @@ class RayDatasetSource(StoredTableSource):
         place = self.url_for(partition)
         if not ray.is_initialized():
             raise SourceError(
-                f"{location}: {place} is made on a Ray cluster, and this process is connected to "
-                "none. Run the pipeline with compute=RayCompute(...); or connect first, with "
+                f"{location}: {place} is made on a Ray cluster, but this process is not connected "
+                "to one. Run the pipeline with compute=RayCompute(...), or connect first, with "
                 "vd.LocalCluster().connect() or ray.init(...)"
             )
         data: Any = importlib.import_module("ray.data")

@@ -160,7 +160,7 @@ def composite_id(location: str, columns: Any, name: Any = COMPOSITE_ID) -> IdRul
     if twice := [column for column in (*columns, name) if folded.count(column.lower()) > 1]:
         raise DefinitionError(
             f"{location}: {names(twice)} of the id {name!r} are the same column. Name each column "
-            f"once, and the id otherwise: id={{'{name}_text': {list(columns)!r}}}"
+            f"once, and choose another name for the id: id={{'{name}_text': {list(columns)!r}}}"
         )
     return IdRule(name, tuple(columns))
 

@@ -77,8 +77,8 @@ class Rows:
         if texts is None or texts.null_count:
             raise SourceError(
                 f"partition_column {name!r} is {kind}, and not every row has a text in it; "
-                "expected strings, numbers, dates or booleans, and no null. Fill it, or filter "
-                "rows out"
+                "expected strings, numbers, dates or booleans, without nulls. Fill in the values, "
+                "or filter the rows out"
             )
         encoded = pc.dictionary_encode(texts.combine_chunks())
         codes = encoded.indices.to_numpy()

@@ -66,8 +66,8 @@ class StoredTableSource(InStore):
         if self.is_partitioned != (partitions_def is not None):
             has = "has partitions" if self.is_partitioned else "has no partitions"
             raise DefinitionError(
-                f"{location}: {self.place} {has}, unlike the pipeline. Give both or neither: the "
-                f"pipeline a partitions_def, and the source {self.partitioned_by}"
+                f"{location}: {self.place} {has}, unlike the pipeline. Partition both or neither: "
+                f"pass partitions_def to the pipeline, and give the source {self.partitioned_by}"
             )
 
     @abstractmethod
@@ -134,8 +134,8 @@ class StoredTableSource(InStore):
                 cause = str(error).partition("\n\nThe above exception")[0]
                 reason = cause.strip().rpartition("\n")[2].strip()
             raise SourceError(
-                f"{location}: {self.url_for(partition)} failed: {reason.rstrip('.')}. Nothing of "
-                "it is kept; fix it and run the partition again"
+                f"{location}: {self.url_for(partition)} failed: {reason.rstrip('.')}. Nothing was "
+                "stored; fix the cause and run the partition again"
             ) from error
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:

@@ -96,8 +96,8 @@ def _rows(data: Any, partition_column: str | None) -> Rows:
         raise SourceError(str(error)) from error
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SourceError(
-            f"{_LABEL}: the rows cannot be converted to Arrow: {error}. Give each column a name of "
-            "its own and values of one type, and all of them as many"
+            f"{_LABEL}: the rows cannot be converted to Arrow: {error}. Give each column a "
+            "different name and values of one type, and all columns the same length"
         ) from error
     if partition_column is not None:  # rows are taken from all over it
         rows = rows.combine_chunks()
@@ -150,5 +150,5 @@ def _as_array(values: Any, name: str) -> Any:
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SourceError(
             f"{_LABEL}: column {name!r} cannot be converted to Arrow: {error}. Give it values of "
-            "one type that Arrow has"
+            "one Arrow type"
         ) from error

@@ -78,5 +78,5 @@ def test_kinds_of_partitions(partitions_def, place, keys, tmp_path, local, mater
                     assert f"{tags['dagster/partition/region']}/{DAY}" == folder
                     assert tags["dagster/partition/day"] == DAY
         nowhere = materialize(docs, local, instance=instance, raises=False)
-        assert "the run names no partition; choose" in failure(nowhere)
+        assert "the run has no partition; choose" in failure(nowhere)
     assert len(list((tmp_path / "out").iterdir())) == 2, "a key is one folder"

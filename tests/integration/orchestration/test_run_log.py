@@ -75,7 +75,7 @@ def test_a_run_logs_progress_prints_a_summary_and_errors(tmp_path, materialize, 
     assert slept["stages"] == ["slept"]
     assert slept["computing"] > 0
     absent = CliRunner().invoke(main, ["advise", "absent"])
-    assert "it is that of none of the latest" in absent.output
+    assert "it matches none of the latest" in absent.output
     with dg.DagsterInstance.get() as instance:  # as of a driver that was killed
         other = dg.materialize([dg.asset(name="other")(lambda: None)], instance=instance)
     none = CliRunner().invoke(main, ["advise", other.run_id]).output

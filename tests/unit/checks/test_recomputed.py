@@ -31,7 +31,7 @@ from vane_dagster.storage.part_file import PartTarget, write_part
 def test_a_write_stage_has_no_rows_of_its_own(tmp_path):
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id")
     labels = docs.project("labels", ["id"])
-    with pytest.raises(DefinitionError, match="give it to the stage that is published"):
+    with pytest.raises(DefinitionError, match="add the check to the stage that is published"):
         labels.write(
             "out", str(tmp_path / "out"), asset=vd.Asset(checks=[vd.checks.Reproducible()])
         )

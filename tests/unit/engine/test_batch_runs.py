@@ -259,9 +259,9 @@ def test_budgets_count_requests_when_they_are_submitted(tmp_path, run, batches):
 
 
 def test_what_has_no_batches_is_refused(tmp_path, batches):
-    with pytest.raises(DefinitionError, match='batches are those of the providers "openai"'):
+    with pytest.raises(DefinitionError, match='only the providers "openai"'):
         declared(tmp_path, ["a"], provider="transformers")
-    with pytest.raises(DefinitionError, match='batches are those of the providers "openai"'):
+    with pytest.raises(DefinitionError, match='only the providers "openai"'):
         declared(tmp_path, ["a"], provider=type("Endpoint", (OpenAIProvider,), {"BATCHES": None}))
     with pytest.raises(DefinitionError, match="explain_errors=1"):
         declared(tmp_path, ["a"], retry_on=["InvalidAnswer"])

@@ -122,9 +122,9 @@ def test_empty_partitions_may_come_first(tmp_path, given):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({}, "name one with --partition, or partition=; it has 'p5', 'p4', 'p3' and 3 more"),
+        ({}, "name a partition with --partition or partition=; it has 'p5', 'p4', 'p3' and 3 more"),
         ({"rows": 0, "partition": "a"}, "rows is 0"),
-        ({"compute": vd.RayCompute(), "partition": "a"}, "give store= too"),
+        ({"compute": vd.RayCompute(), "partition": "a"}, "pass store= too"),
     ],
 )
 def test_a_wrong_argument_of_a_preview_is_refused(tmp_path, options, words):

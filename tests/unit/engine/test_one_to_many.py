@@ -169,17 +169,17 @@ def test_declarations_that_do_not_fit():
         vd.errors.DefinitionError, match=r"'id' .*: write cardinality=vd.Children\(id="
     ):
         docs.map_batches("a", split, schema=SCHEMA, id="word_id")
-    with pytest.raises(vd.errors.DefinitionError, match="give the new id a name of its own"):
+    with pytest.raises(vd.errors.DefinitionError, match="give the new id another name"):
         docs.map_batches("a", split, schema=SCHEMA, cardinality=vd.Children("id"))
     made = words(docs)
     other = docs.map_batches("others", split, schema=SCHEMA, cardinality=vd.Children("word_id"))
     clean = docs.project("clean", ["text"])
-    with pytest.raises(vd.errors.DefinitionError, match="say children='rows'"):
+    with pytest.raises(vd.errors.DefinitionError, match="pass children='rows'"):
         docs.join("joined", clean, made)
     with pytest.raises(vd.errors.DefinitionError, match="neither was made from the other"):
         docs.join("joined", made, other, children="rows")
-    with pytest.raises(vd.errors.DefinitionError, match="name 'words' first"):
+    with pytest.raises(vd.errors.DefinitionError, match="pass 'words' first"):
         docs.join("joined", clean, made, children="rows", how="left")
-    with pytest.raises(vd.errors.DefinitionError, match="ids pass through unchanged"):
+    with pytest.raises(vd.errors.DefinitionError, match="ids must pass through unchanged"):
         made.project("computed", {"id": "id + 1"})
     docs.join("joined", clean, made, other, children="list")

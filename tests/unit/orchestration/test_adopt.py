@@ -185,7 +185,7 @@ def test_what_changes_results_is_not_adopted(tmp_path, stored):
         ({"fn": Fails}, "no such weights"),
         ({"kind": "FLOAT"}, "option 'schema' changed. Only edits of code"),
         ({"on_error": "null"}, "option 'on_error' changed"),
-        ({}, "all stored partitions are of the present definition"),
+        ({}, "all stored partitions have the current definition"),
     ):
         edited = numbers(tmp_path, **edit)
         before = edited.plan(store=stored).to_dict()
@@ -237,7 +237,7 @@ def test_an_edit_of_a_prompt_is_adopted(tmp_path, monkeypatch):
     later = made("Answer!", ("a", "b", "c"))
     assert later.plan(store=given["store"], rows=True).stages[0].copied == 2
     for edit, message in (
-        ({"return_format": {"type": "integer"}}, "the types of its columns changed"),
+        ({"return_format": {"type": "integer"}}, "its types changed"),
         ({"output_column": "said"}, "option 'output_column' changed. Only edits of code"),
         ({"messages": lambda row: "say a"}, "option 'columns' changed"),
     ):
@@ -262,7 +262,9 @@ def test_what_is_adopted_only_so(tmp_path, stored, given):
     cube.run("c", **given)
     with pytest.raises(PlanError, match="10 of 10 rows differ"):
         numbers(tmp_path, Almost)["power"].adopt(**given, partitions="c")
-    with pytest.raises(DefinitionError, match="it has no code of yours"):
+    with pytest.raises(
+        DefinitionError, match="only stages with a function or a model can be adopted"
+    ):
         numbers(tmp_path)["last"].adopt(store=stored)
     with pytest.raises(DefinitionError, match="rows is -1"):
         cube["power"].adopt(-1, store=stored)
@@ -311,7 +313,7 @@ def test_what_is_undone_returns_to_the_definition_that_computed_it(
         assert pipeline.plan("a", store=stored).is_up_to_date
     found = former.plan(["b", "c"], store=stored).stages[0]
     assert found.fragments == 0, "what it computed is its own again"
-    with pytest.raises(PlanError, match="was not adopted, or that was undone"):
+    with pytest.raises(PlanError, match="was not adopted, or its adoption was undone"):
         edited["power"].adopt(undo=True, store=stored)
 
 

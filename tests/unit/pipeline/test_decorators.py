@@ -233,9 +233,12 @@ WRONG = {
     ),
     "a constructor": (
         lambda: vd.cls(type("Own", (), {"__new__": lambda cls: 1})),
-        "has a __new__.*Move what it does to __init__",
+        "defines or inherits __new__.*Move its code to __init__",
     ),
-    "a base's constructor": (lambda: vd.cls(type("Pair", (tuple,), {})), "has a __new__"),
+    "a base's constructor": (
+        lambda: vd.cls(type("Pair", (tuple,), {})),
+        "defines or inherits __new__",
+    ),
 }
 
 
@@ -361,7 +364,7 @@ REFUSED = {
     ),
     "batches": (
         lambda: spec(Transcriber("m").count, method="map_batches", schema={"x": "INT"}),
-        r"whisper takes an array for each column.*map\('out', ...\)",
+        r"whisper expects an array for each column.*map\('out', ...\)",
     ),
     "a filter": (lambda: spec(add_all, method="filter"), "row by row: use map, or leave out"),
     "a whole row": (

@@ -54,7 +54,7 @@ def test_columns_of_a_stage_are_unknown_until_they_are_inferred():
         assert (list(tables[name].fields), tables[name].is_complete) == (columns, is_complete)
     for name in ("labels", "half", "more"):
         with pytest.raises(
-            vd.errors.SchemaError, match="'docs/labels': its columns are not known before"
+            vd.errors.SchemaError, match="'docs/labels': its columns are unknown until"
         ):
             docs._resolve_schemas(docs.stages, {"source": GIVEN})[name]
 
@@ -117,7 +117,7 @@ def test_the_size_of_vectors_is_inferred_unless_it_is_declared():
     with pytest.raises(vd.errors.SchemaError, match="'vectors' has no column"):
         vectors.embed("wrong", "text", model="m")
     with pytest.raises(
-        vd.errors.SchemaError, match=r"columns are not known .* Declare dimensions="
+        vd.errors.SchemaError, match=r"columns are unknown until .* Declare dimensions="
     ):
         docs._resolve_schemas(["vectors"], {"source": GIVEN})
 
@@ -144,7 +144,7 @@ def test_columns_that_pass_through_are_not_part_of_the_schema():
     assert inferred(found) == ["n", "x", "error"]
     assert inferred(found, include_columns=["n"]) == ["x", "error"]
     assert inferred(found, include_columns=True) == ["x", "error"]
-    with pytest.raises(vd.errors.SchemaError, match="returned no column of its own"):
+    with pytest.raises(vd.errors.SchemaError, match="returned no new column"):
         inferred(found[:1])
     found = [("id", pa.int64()), ("new", pa.int64()), ("x", pa.int64())]
     assert inferred(found, method="flat_map", id="new") == ["new", "x"]

@@ -84,6 +84,8 @@ def test_a_stage_that_is_refused_changes_nothing(pipeline, execute):
 
 def test_two_declarations_of_a_name_in_one_execution_are_refused(pipeline, execute):
     execute(A)
-    with pytest.raises(vd.errors.DefinitionError, match="there is a stage of that name already"):
+    with pytest.raises(
+        vd.errors.DefinitionError, match="the pipeline already has a stage with this name"
+    ):
         execute(f"{B}; {B}")
     assert stages(pipeline) == ["a", "b"]

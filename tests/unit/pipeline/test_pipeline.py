@@ -121,7 +121,7 @@ REFUSED = {
     ),
     # stages
     "stage name": (lambda: twice("2nd"), ["'docs/2nd'", "does not begin with a digit"]),
-    "duplicate stage": (lambda: twice("clean"), ["'docs/clean'", "of that name already"]),
+    "duplicate stage": (lambda: twice("clean"), ["'docs/clean'", "already has a stage with"]),
     "no stages": (lambda: pipeline().build_assets(), ["'docs'", "no stages", "add one"]),
     # project
     "not SQL": (lambda: projected({"x": "trim("}), ["'docs/p', column 'x'", "not valid SQL"]),
@@ -140,7 +140,7 @@ REFUSED = {
     "unnest": (lambda: projected({"x": "unnest(words)"}), ["unnest()", "many rows of one"]),
     "computed id": (
         lambda: projected({"id": "upper(id)"}),
-        ["the id 'id' is computed, 'upper(id)'", "pass through unchanged", "another name"],
+        ["the id 'id' is computed by 'upper(id)'", "pass through unchanged", "another name"],
     ),
     "columns of two cases": (
         lambda: mapped(schema={"Text": "VARCHAR", "text": "VARCHAR"}),
@@ -157,7 +157,7 @@ REFUSED = {
     # join and write
     "two stages with a target": (
         lambda: written_twice("/out"),
-        ["'docs/two'", "'one' publishes to", "its own target"],
+        ["'docs/two'", "'one' already publishes to", "its own target"],
     ),
     "join across pipelines": (
         joined_across,
@@ -166,11 +166,11 @@ REFUSED = {
     "join with itself": (lambda: joined("a", "a"), ["joins 'a', 'a'", "two or more different"]),
     "write of the source": (
         lambda: pipeline().write("w", "/out"),
-        ["'docs/w'", "would publish the source as it is", "add a project"],
+        ["'docs/w'", "a source cannot be published directly", "add a project"],
     ),
     "stage below a write": (
         lambda: published().project("q", ["x"]),
-        ["'docs/q'", "'w'", "ends a branch"],
+        ["'docs/q'", "'w'", "which no stage can read"],
     ),
 }  # fmt: skip
 
@@ -192,7 +192,7 @@ MAPPED: list[tuple[Any, dict[str, Any], list[str]]] = [
     (Model, {"fn_constructor_kwargs": {"pth": "a"}}, ["'pth'", "**fn_constructor_kwargs"]),
     (plain, {"batch_format": "jax"}, ["'jax'", "'pyarrow', 'numpy', 'pandas', 'torch', 'polars'"]),
     (plain, {"batch_size": 2.5}, ["batch_size is 2.5", "whole number"]),
-    (plain, {"gpus": 1}, ["gpus=1 for function plain", "make it a class", "__init__"]),
+    (plain, {"gpus": 1}, ["gpus=1 for the function plain", "write a class", "__init__"]),
     (Model, {"concurrency": 0}, ["concurrency is 0", "(min, max)"]),
 ]  # fmt: skip
 

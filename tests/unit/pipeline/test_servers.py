@@ -87,11 +87,11 @@ def triton(*args: Any, **given: Any) -> tuple[Any, ...]:
 @pytest.mark.parametrize(
     ("declared", "words"),
     [
-        (vllm("m", {"port": 8000}), "leave 'port' out of flags: each replica has"),
+        (vllm("m", {"port": 8000}), "leave 'port' out of flags: each replica gets"),
         (vllm("m", num_cpus=1), "write replicas=vd.Workers(num_cpus=...)"),
         (vllm("m", max_model_len=8), "write a flag of `vllm serve` as flags=dict(...)"),
         (vllm("m", replicas=vd.Workers(max_batches=1)), "'max_batches' is for"),
-        (vllm("m", {"api_key": "sk"}), "an address and a key of its own"),
+        (vllm("m", {"api_key": "sk"}), "its own address and key"),
         (vllm("m", {"hf_overrides": {"a": object()}}), "cannot be written as JSON"),
         (vllm("m", replicas=2, per_node=1), "either replicas or per_node"),
         (vllm("m", env_vars=["A"]), "write replicas=vd.Workers(env_vars=...)"),
@@ -288,8 +288,8 @@ def test_a_server_that_the_code_refers_to_is_started_and_travels_as_a_handle(fn,
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"provider": "vllm"}, "VllmProvider calls no server"),
-        ({"provider": "transformers"}, "TransformersProvider calls no server"),
+        ({"provider": "vllm"}, "VllmProvider does not call a server"),
+        ({"provider": "transformers"}, "TransformersProvider does not call a server"),
         ({"options": {"base_url": "http://x"}}, "have base_url, but the server's address"),
         ({"options": {"api_key_env": "KEY"}}, "have api_key_env, but the server's key"),
     ],
@@ -308,7 +308,7 @@ def test_a_server_may_run_a_model_of_another_name():
     assert stage.spec.model.name == "adapter"
     assert list(stage.spec.udf.servers.values()) == [server]
     with pytest.raises(
-        vd.errors.DefinitionError, match="SentenceTransformersProvider calls no server"
+        vd.errors.DefinitionError, match="SentenceTransformersProvider does not call a server"
     ):
         docs.embed("b", "text", provider="sentence_transformers", model=vd.VLLMServer("m"))
 

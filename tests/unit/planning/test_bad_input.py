@@ -111,7 +111,10 @@ def test_an_id_declared_as_another_type(tmp_path):
     write_source(tmp_path / "src", GOOD)
     docs = make(tmp_path)
     docs["clean"].map_batches("sized", doubled, schema={"id": "VARCHAR", "n": "BIGINT"})
-    words = ("'docs/sized': schema declares the id 'id' as string", "comes in as int64")
+    words = (
+        "'docs/sized': schema declares the id 'id' as string",
+        "its type in the input is int64",
+    )
     refuse(tmp_path, docs, *words)
 
 

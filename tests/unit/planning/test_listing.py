@@ -93,7 +93,7 @@ def test_a_key_never_leads_out_of_the_source(root):
     for key in ("../us", "..", "a/../../us", ".", "/us", "a//b"):
         listed = source.list_files([key], "here")[key]
         assert isinstance(listed, SourceError)
-        assert "would leave the source's folder" in str(listed)
+        assert "would lead out of the source's folder" in str(listed)
 
 
 def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path, monkeypatch):

@@ -76,10 +76,13 @@ def declared(tmp_path: Any, messages: Any = None, **kwargs: Any) -> vd.Stage:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"messages": Stateful()}, "expected a plain function of a row, which returns its prompt."),
+        ({"messages": Stateful()}, "expected a plain function of a row that returns its prompt."),
         ({"messages": later}, "expected a plain function of a row"),
         ({"messages": no_row}, "cannot be called as messages(row)"),
-        ({"messages": "{text}", "columns": ["text"]}, "columns are what a function gets"),
+        (
+            {"messages": "{text}", "columns": ["text"]},
+            "columns is only for a function that makes the prompt",
+        ),
         ({"preprocess": asks}, "unknown argument 'preprocess' of prompt"),
     ],
 )

@@ -84,7 +84,10 @@ def test_the_assets_say_what_is_asked(tmp_path):
         ({"sampling_params": [1]}, "sampling_params is a list"),
         ({"output_column": "id"}, "two columns would be called 'id'"),
         ({"output_column": "text", "include_columns": ["text"]}, "would be called 'text'"),
-        ({"output_column": "error", "on_error": "null"}, "adds a column 'error' to a row's own"),
+        (
+            {"output_column": "error", "on_error": "null"},
+            "adds a column 'error'; rename the column",
+        ),
         ({"provider": Needy}, "(model, **options): missing a required argument: 'region'"),
         ({"messages": '{"text": "{text}"}'}, 'has the field {"text"}; expected the name of a'),
         ({"column": "text", "dimensions": 0}, "dimensions is 0"),

@@ -261,7 +261,7 @@ def test_paths_are_a_column_if_wanted(tmp_path):
     for columns in (None, ["path"]):
         assert read(source, columns=columns)["path"].to_pylist() == paths
     write(tmp_path, c__csv=b"id,path\n1,x\n")
-    assert "a column 'path' of their own" in refusal(source)
+    assert "already have a column 'path'" in refusal(source)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_a_data_file_that_is_vacuumed_before_it_is_read(filter, tmp_path):
     for file in (tmp_path / "t").glob("*.parquet"):
         file.unlink()
     reader = source.for_workers()
-    words = r"here: .*\.parquet' cannot be read: .*If the file is gone, VACUUM has deleted"
+    words = r"here: .*\.parquet' cannot be read: .*If the file is missing, VACUUM has deleted"
     with pytest.raises(vd.errors.SourceError, match=words):
         reader.read(found.fragments[0], found.schema, "here")
     files = source.list_files([None], "here")[None]

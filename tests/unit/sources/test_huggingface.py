@@ -154,7 +154,7 @@ def test_sounds_arrays_and_labels_are_read_as_stored(store):
         (
             lambda: datasets.Dataset.from_dict({"id": [1]}),
             {"name": "x"},
-            "is loaded already. Leave",
+            "is already loaded. Leave",
         ),
     ],
 )

@@ -29,7 +29,7 @@ def identities(source: Any, partition: str | None = None) -> set[str]:
 
 
 def test_a_version_is_read_as_it_was(lake):
-    missing = f"table {lake.name!r} does not exist, or not in the version that is named"
+    missing = f"table {lake.name!r} does not exist, or does not have the given version"
     assert missing in refusal(lake.source())
     lake.append(made([]))
     assert "has no rows" in refusal(lake.source())

@@ -79,7 +79,7 @@ def test_rows_of_a_version_that_is_gone(tmp_path):
     assert source.current(files[0]) == files[0]
     lance.dataset(url).delete("id = 5")
     lance.dataset(url).cleanup_old_versions(datetime.timedelta(0), delete_unverified=True)
-    words = "version 1 of .* If the file is gone, cleanup_old_versions has deleted"
+    words = "version 1 of .* If the file is missing, cleanup_old_versions has deleted"
     with pytest.raises(vd.errors.SourceError, match=words):
         source.read(fragment, schema, "here")
 

@@ -152,7 +152,7 @@ def test_what_is_no_table_is_refused_where_it_is_declared(data, message):
         (pd.DataFrame({"a": [pd.DataFrame({"b": [1]})]}), "cannot be converted to Arrow"),
         ({"a": [1, "x"]}, "column 'a' cannot be converted to Arrow"),
         ({"a": [object()]}, "column 'a' cannot be converted to Arrow"),
-        ({"a": [1], "b": [1, 2]}, "cannot be converted to Arrow.*all of them as many"),
+        ({"a": [1], "b": [1, 2]}, "cannot be converted to Arrow.*all columns the same length"),
         ({}, "a table needs one or more columns"),
         ({1: [1]}, "cannot be converted to Arrow"),
         (pa.table([[1], [2]], ["a", "A"]), "'a' and 'A' are the same name"),

@@ -138,7 +138,7 @@ def test_options_reach_what_is_not_on_the_local_disk(tmp_path):
     assert opened.fallback.root.storage_options == {"key": "k"}
     opened = open_branch("s3://b/x", str(tmp_path), {"key": "k"})
     assert opened.fallback.root.storage_options == {}
-    with pytest.raises(StoreError, match="targets is for a branch"):
+    with pytest.raises(StoreError, match="targets is only for a branch"):
         vd.FragmentStore(root=str(tmp_path), targets={"docs/s": "x"}).open()
 
 
@@ -297,7 +297,9 @@ def test_a_branch_is_no_fallback(store, branch):
     above = f"{branch.root.url}2"
     assert vd.FragmentStore(root=above, fallback=branch.root.url).open().fallback is not None
     branch.mark()
-    with pytest.raises(StoreError, match=f"is a branch of '{store.root.url}'.*give fallback="):
+    with pytest.raises(
+        StoreError, match=f"is itself a branch, of '{store.root.url}'.*pass fallback="
+    ):
         vd.FragmentStore(root=above, fallback=branch.root.url).open()
 
 
