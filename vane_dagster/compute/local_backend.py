@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from vane_dagster._container import usable_cpus, usable_memory
 from vane_dagster._private_folder import (
     is_safe_to_import_from,
     new_temporary_folder,
@@ -44,7 +45,6 @@ from vane_dagster.errors import names
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
 from vane_dagster.servers.guard import ending
-from vane_dagster.sources.conversion_tasks import usable_cpus
 from vane_dagster.worker.arrow_files import read_table, write_table
 from vane_dagster.worker.calls import AnnounceCall, LoadCall, RunCall, WorkerReply
 from vane_dagster.worker.isolation import NO_DESCRIPTORS_STATUS
@@ -178,10 +178,9 @@ def local_capacity(
     taken_gpus: int = 0,
 ) -> Capacity:
     """Return what a `LocalBackend` of these arguments has, without starting one."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     node: dict[str, float] = {
         "CPU": num_cpus or usable_cpus(),
-        "memory": memory,
+        "memory": usable_memory(),
         **(resources or {}),
     }
     if devices := own_gpus(num_gpus, taken_gpus):

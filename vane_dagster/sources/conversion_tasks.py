@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-import math
-import os
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
+from vane_dagster._container import usable_cpus
 from vane_dagster.errors import ComputeError, first_line
 
 T = TypeVar("T")
-_QUOTA = "/sys/fs/cgroup/cpu.max"
-"""Microseconds of CPU time in a period, and the period, in a container of Docker or Kubernetes."""
 
 
 def call(function: Callable[..., T], *given: Any, on_cluster: bool, per_cpu: int) -> T:
@@ -47,13 +42,3 @@ def _slots(on_cluster: bool, per_cpu: int) -> threading.BoundedSemaphore:
     if on_cluster:
         cpus = int(importlib.import_module("ray").cluster_resources().get("CPU", 1))
     return threading.BoundedSemaphore(per_cpu * max(1, cpus))
-
-
-def usable_cpus() -> int:
-    """The CPUs that this process may use: those of its affinity, within the container's quota."""
-    has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
-    cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):  # no such file, or "max"
-        quota, period = map(int, Path(_QUOTA).read_text().split())
-        cpus = min(cpus, max(1, math.ceil(quota / period)))
-    return cpus
