@@ -16,7 +16,6 @@ from support.data import read_stage, write_source
 from support.prompts import asked, docs
 from support.results import metadata
 from vane_dagster.cli.main import main
-from vane_dagster.orchestration.batch_runs import BatchRuns
 
 pytestmark = pytest.mark.usefixtures("clients")
 
@@ -235,35 +234,3 @@ def test_a_run_that_waits_reports_all_partitions(tmp_path, local, endpoint, batc
         events = dg.materialize(assets, tags=tags, **given).get_asset_materialization_events()
     found = {(e.materialization.asset_key.path[-1], e.materialization.partition) for e in events}
     assert found == {(stage, day) for stage in days.stages for day in ("mon", "tue")}
-
-
-def flagged(batch: Any, flag: str) -> Any:
-    if Path(flag).exists():
-        raise ValueError("the service is down")
-    return {"n": batch["asked"].to_pylist()}
-
-
-def test_a_stage_below_that_has_failed_is_gone_on_with(tmp_path, local, endpoint, batches, server):
-    days = by_day(tmp_path, endpoint[1])
-    flag = tmp_path / "flag"
-    arguments = {"fn_kwargs": {"flag": str(flag)}, "columns": ["asked"]}
-    days["asked"].map_batches("flagged", flagged, schema={"n": "VARCHAR"}, **arguments)
-    given: Any = {"store": vd.FragmentStore(root=str(tmp_path / "store")), "compute": local}
-    batches.ends_at_once = False
-    days.run("mon", **given)
-    batches.end()
-    flag.touch()
-    runs = BatchRuns(days, given["store"].open())
-
-    def left() -> list[tuple[Any, Any]]:
-        for each in runs.every:
-            each.refresh()
-        return [(run.stages, run.partitions) for run in runs.continuations()[0]]
-
-    assert left() == [([*days.stages], ["mon"])]
-    with pytest.raises(vd.errors.VaneError, match="the service is down"):
-        days.run("mon", **given)
-    assert left() == [([*days.stages], ["mon"])]
-    flag.unlink()
-    days.run("mon", **given)
-    assert left() == []

@@ -230,6 +230,20 @@ def test_a_run_that_goes_on_computes_nothing_again_that_is_committed(
     assert pipeline.plan(store=store.root.url).is_up_to_date
 
 
+def test_a_run_goes_on_with_a_stage_below_that_has_no_results_yet(tmp_path, run, batches):
+    pipeline = declared(tmp_path, ["one"])
+    assert not run(pipeline)
+    store = open_store(str(tmp_path / "store"), "test")
+    for stages in (["asked"], ["asked", "below"]):
+        known = BatchRuns(pipeline, store)
+        for each in known.every:
+            each.refresh()
+        (going_on,) = known.continuations()[0]
+        assert going_on.stages == ["asked", "below"]
+        run_plain(pipeline, None, stages, store.root.url, InProcessCompute())
+    assert BatchRuns(pipeline, store).continuations()[0] == []
+
+
 def test_a_change_of_the_mode_computes_what_waits_for_a_batch_and_nothing_else(
     tmp_path, run, batches
 ):
