@@ -1,15 +1,13 @@
-"""Workers that start for too long, whose model is dead while they live, or that grow too large."""
+"""Workers that start for too long, whose model is dead while they live, or that reach a limit."""
 
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
@@ -78,13 +76,8 @@ class Silent(Engine):
     check_health = None
 
 
-class Leaks(Loaded):
-    def __init__(self, folder: str, size: int) -> None:
-        super().__init__(folder)
-        self.size, self.kept = size, [b""]
-
+class Double(Loaded):
     def __call__(self, batch):
-        self.kept.append(b"x" * self.size)
         return doubled(batch)
 
 
@@ -155,32 +148,10 @@ def test_failures_at_fragments_in_a_row_replace_the_worker(tmp_path, local, mate
     has_rows(tmp_path)
 
 
-# Workers that are made anew
-
-
-@pytest.mark.parametrize(
-    ("size", "options", "workers", "most"),
-    [
-        (0, {"max_batches": 5}, 3, 2 * 5),  # what it had queued is done too
-        (100 << 20, {"max_rss": 600 << 20, "batch_size": 20}, 2, ROWS),
-    ],
-    ids=["batches", "memory"],
-)
-def test_a_worker_is_replaced_at_its_limit(
-    size, options, workers, most, tmp_path, local, materialize
-):
-    materialize(pipeline(tmp_path, Leaks, {"size": size}, **options), local)
+def test_a_worker_is_replaced_at_its_limit(tmp_path, local, materialize):
+    materialize(pipeline(tmp_path, Double, max_batches=5), local)
 
     has_rows(tmp_path)
     batches = [n / 10 for n in Counter(read(tmp_path)["pid"].to_pylist()).values()]
-    assert len(batches) >= workers
-    assert max(batches) <= most
-
-
-def test_a_limit_that_a_fresh_worker_is_beyond(tmp_path, local, materialize):
-    docs = pipeline(tmp_path, Leaks, {"size": 1}, max_rss=1 << 20)
-
-    message = failure(materialize(docs, local, raises=False))
-
-    assert re.search(r"Leaks: its worker holds \d+ MiB of memory, max_rss=1 MiB", message)
-    assert "Raise max_rss" in message
+    assert len(batches) >= 3
+    assert max(batches) <= 2 * 5, "what it had queued is done too"

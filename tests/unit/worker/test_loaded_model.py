@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +19,9 @@ from vane_dagster.fingerprint.bundle import pack
 from vane_dagster.fingerprint.code import code_identity
 from vane_dagster.fingerprint.portable import portable_payload
 from vane_dagster.pipeline.contracts import BatchCall
+from vane_dagster.pipeline.options import WorkerLifecycle
 from vane_dagster.worker import host as host_module
+from vane_dagster.worker import lifecycle
 from vane_dagster.worker.calls import LoadCall
 from vane_dagster.worker.host import Host
 from vane_dagster.worker.output import OutputTap
@@ -57,12 +60,16 @@ class Worker:
         if module is not None:
             sys.modules["defs"] = module
 
-    def load(self, **given: bool) -> tuple[LoadReport, Callable[..., list[int]]]:
+    def load(
+        self, max_rss: int | None = None, **given: bool
+    ) -> tuple[LoadReport, Callable[..., list[int]]]:
         """Load the model as a run does; return the report, and a function that calls it."""
         with self.driver() as (found, modules):
             bundle = pack(modules, (found, (), {}))
         model = ModelSpec("Model", True, bundle.payload, bundle.content, **given)
-        report = self.host.load(LoadCall(model, bundle.archive))
+        report = self.host.load(
+            LoadCall(model, bundle.archive, lifecycle=WorkerLifecycle(max_rss=max_rss))
+        )
         return report, self.call
 
     def call(self, *ids: int, kept: bytes = b"") -> list[int]:
@@ -126,3 +133,13 @@ def test_nothing_is_constructed_for_a_preview_of_a_former_instance(worker):
     assert "the instance of its former code has ended" in report.fault.message
     report, call = worker.load()
     assert (report.fault, call(1)) == (None, [101])
+
+
+def test_a_limit_of_memory_that_a_fresh_worker_is_beyond_is_an_error(worker, monkeypatch):
+    report, _ = worker.load(max_rss=1 << 20)
+    expected = r"Model: its worker holds \d+ MiB of memory, max_rss=1 MiB, .* Raise max_rss"
+    assert re.fullmatch(expected, report.fault.message)
+    monkeypatch.setattr(lifecycle, "own_memory", lambda: 7 << 20)
+    assert lifecycle.recycle_reason(WorkerLifecycle(max_rss=8 << 20), 9) == ""
+    reason = lifecycle.recycle_reason(WorkerLifecycle(max_rss=6 << 20), 9)
+    assert reason == "holds 7 MiB of memory, max_rss=6 MiB"
