@@ -63,27 +63,6 @@ def nodes(address: str) -> Iterator[list[subprocess.Popen[bytes]]]:
         yield [first, second]
 
 
-def test_a_node_is_lost_with_its_workers_and_tables(address, nodes, tmp_path):
-    lost = nodes[0]
-    write_source(tmp_path / "src" / "a", {"id": range(ROWS)}, row_group_size=20)
-    given = {"batch_size": 5, "columns": None}
-    on_nodes = {**given, "resources": {"extra": 1}, "concurrency": [1, 2]}
-    stages = {
-        "one": {**on_nodes, "fn_constructor_kwargs": {"sleep": 0.1}},
-        "two": {**given, "fn_constructor_kwargs": {"sleep": 0.05}},
-    }
-    run = Process(tmp_path, stages, "a", address=address)
-    until(lambda: len(noted(tmp_path / "calls")) >= 100, "it computes", 90)
-
-    os.killpg(lost.pid, signal.SIGKILL)
-
-    run.done()
-    for stage in ("one", "two"):
-        rows = read_stage(tmp_path / "store", "docs", stage, "a").sort_by("id")
-        assert rows["id"].to_pylist() == list(range(ROWS))
-    assert "was lost" in run.output
-
-
 def test_a_row_is_not_blamed_for_the_nodes_that_are_lost_with_it(address, nodes, tmp_path):
     """Whole machines are lost: Ray calls their nodes alive for many seconds more."""
     write_source(tmp_path / "src" / "a", {"id": [1]})
@@ -140,24 +119,30 @@ def test_nodes_that_drain_are_left_before_they_end(address, nodes, tmp_path):
 def test_nodes_killed_at_random_during_a_backfill_cost_a_slice_of_each_worker(
     address, nodes, tmp_path
 ):
-    """A slice is at most a fragment, of 20 rows. Dagster retries nothing."""
+    """They are lost with the tables that the next stage reads, too.
+
+    A slice is at most a fragment, of 20 rows. Dagster retries nothing.
+    """
     random, keys, rows = Random(5), "abc", 200
     ids = {key: range(number * rows, (number + 1) * rows) for number, key in enumerate(keys)}
     for key in keys:
         write_source(tmp_path / "src" / key, {"id": ids[key]}, row_group_size=20)
-    stage = {"batch_size": 5, "resources": {"extra": 1}, "concurrency": [1, 2]}
-    stage["fn_constructor_kwargs"] = {"sleep": 0.1}
+    one = {"batch_size": 5, "resources": {"extra": 1}, "concurrency": [1, 2], "columns": None}
+    one["fn_constructor_kwargs"] = {"sleep": 0.1}
+    (tmp_path / "two").mkdir()
+    two = {"columns": None, "fn_constructor_kwargs": {"log": str(tmp_path / "two"), "sleep": 0.05}}
     with node(address) as third, node(address) as fourth:
         left = [*nodes, third, fourth]
         options = {"address": address, "pipeline": {"fragment_rows": 20}}
-        run = Process(tmp_path, {"one": stage}, keys, **options)
+        run = Process(tmp_path, {"one": one, "two": two}, keys, **options)
         for computed in (100, 250, 400):
             until(lambda n=computed: len(noted(tmp_path / "calls")) >= n, "it computes", 120)
             lost = left.pop(random.randrange(len(left)))
             os.killpg(lost.pid, signal.SIGKILL)
         run.done()
     for key in keys:
-        found = read_stage(tmp_path / "store", "docs", "one", key)
-        assert sorted(found["id"].to_pylist()) == list(ids[key])
+        for stage in ("one", "two"):
+            found = read_stage(tmp_path / "store", "docs", stage, key)
+            assert sorted(found["id"].to_pylist()) == list(ids[key])
     assert len(noted(tmp_path / "calls")) <= 3 * rows + 3 * 20
     assert "was lost" in run.output
