@@ -147,17 +147,19 @@ def executed(
     backend: InProcess,
     keys: Sequence[str] = (),
     run_id: str | None = None,
+    stages: Sequence[str] = (),
     **options: Any,
 ) -> list[Event]:
-    """Run all stages of a pipeline, and return the events of the run; see `compute`."""
+    """Run stages of a pipeline, by default all, and return the events of the run; see `compute`."""
     run_id = run_id or secrets.token_hex(8)
 
     def before(partition: str) -> Sequence[str]:
         known = keys or [key for key in partitions if key is not None]
         return known[: known.index(partition)][::-1]
 
-    stages = tuple(pipeline.stages)
-    planned = plan_run(pipeline, stages, partitions, store, run_id=run_id, **options)
+    planned = plan_run(
+        pipeline, tuple(stages or pipeline.stages), partitions, store, run_id=run_id, **options
+    )
     if planned.failed:
         raise next(iter(planned.failed.values()))
     events: list[Event] = []

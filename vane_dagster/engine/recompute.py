@@ -71,7 +71,7 @@ def _sampled_ids(plan: RunPlan, partition: PartitionPlan, index: int, store: Sto
     id = pipeline._key_columns(base)[0]
     if base == SOURCE:
         schema = pa.schema([partition.schemas[base].field(id)])
-        files = tuple(partition.listed[span.url] for span in fragment.spans)
+        files = partition.files_of(fragment)
         location = f"stage '{pipeline.name}/{stage}'"
         rows = read_planned(plan.source, fragment, schema, files, location, plan.id_rule(partition))
     else:

@@ -133,7 +133,7 @@ class RunState:
                 target = spec.branch_target or spec.target
                 self.store.keep_target(self.pipeline.name, stage, target.url)
         for index, partition in enumerate(self.plan.partitions):
-            if partition.fragments:
+            if partition.fragments and not partition.is_sample:
                 self._committer.hash_ahead(partition.files)
             for stage, stage_plan in partition.stages.items():
                 if stage_plan.done:

@@ -32,7 +32,7 @@ from vane_dagster.planning.plan import Part, PartitionPlan
 from vane_dagster.planning.source_code import pack_source
 from vane_dagster.providers.template import Template
 from vane_dagster.retries import TIMED_OUT, Policy, RetriedRows
-from vane_dagster.storage.manifest import FileRecord, generation_number
+from vane_dagster.storage.manifest import generation_number
 from vane_dagster.storage.part_file import PartTarget
 from vane_dagster.storage.row_records import computed_by
 from vane_dagster.worker.protocol import (
@@ -391,7 +391,7 @@ class WorkBuilder:
         partition, run = self._partition(task), task.run
         rows: SourceRows | PartRows
         if upstream == SOURCE:
-            schema, files = self._upstream_schema(task, upstream), self._files(task)
+            schema, files = self._upstream_schema(task, upstream), partition.files_of(run.fragment)
             ids, id = self._plan.id_rule(partition), self._pipeline.id
             rows = SourceRows(self._source, run.fragment, schema, files, id, ids)
         elif (above := run.task_states.get(upstream)) and above.table:
@@ -405,14 +405,10 @@ class WorkBuilder:
             return SampledRows(rows, partition.sample[run.index]), []
         return rows, []
 
-    def _files(self, task: Task) -> tuple[FileRecord, ...]:
-        """The source's files of a fragment, as they were planned."""
-        listed = self._partition(task).listed
-        return tuple(listed[span.url] for span in task.run.fragment.spans)
-
     def _source_files(self, task: Task) -> SourceFiles:
         """The files for code that opens them."""
-        files, touched = self._files(task), self._partition(task).touched
+        partition = self._partition(task)
+        files, touched = partition.files_of(task.run.fragment), partition.touched
         own = {file.url: touched[file.url] for file in files if file.url in touched}
         return SourceFiles(self._source, files, own)
 

@@ -94,9 +94,10 @@ class PartitionPlan:
 
     Attributes:
         key: The partition's key; None for an unpartitioned pipeline.
-        files: The source files, if a selected stage reads the source.
-        listed: The source files as they were listed, by URL. A file with a new timestamp and
-            unchanged content is in `files` under its former version.
+        files: The source files; those of the inputs if no selected stage reads the source.
+        listed: The source files as they were listed, by URL, if a selected stage reads the source.
+            A file with a new timestamp and unchanged content is in `files` under its former
+            version.
         fragments: The fragments; empty if every selected stage is done.
         stages: A plan for each selected stage, upstream first.
         inputs: Manifests of stages that are read and not selected.
@@ -119,6 +120,14 @@ class PartitionPlan:
     schemas: Mapping[str, pa.Schema] = field(default_factory=dict)
     sample: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     preview: tuple[int, ...] = ()
+
+    def files_of(self, fragment: FragmentRecord) -> tuple[FileRecord, ...]:
+        """Return the files of a fragment, which must not have changed when they are read."""
+        return tuple(self._by_url[span.url] for span in fragment.spans)
+
+    @functools.cached_property
+    def _by_url(self) -> Mapping[str, FileRecord]:
+        return self.listed or {file.url: file for file in self.files}
 
     @functools.cached_property
     def touched(self) -> Mapping[str, FileRecord]:

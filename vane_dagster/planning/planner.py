@@ -314,6 +314,8 @@ class _Planner:
             table = with_ids(table, self.pipeline.id_rule, self.location)
             known[SOURCE] = table.schema
             fragments = keyed(table.fragments, self.source_definition)
+        else:
+            files = tuple({f.url: f for m in inputs.values() for f in m.files}.values())
         fragments = agreed(f"{self.location}{in_partition(key)}", fragments, inputs)
         if not fragments and not self.source.allow_empty:
             whose = "its source" if key is None else f"partition {key!r}"

@@ -110,6 +110,7 @@ class _Preview:
                 stages[name] = replace(made, parts=dict(enumerate(parts)))
         cut = PartitionPlan(
             key=partition.key,
+            files=partition.files,
             listed=partition.listed,
             fragments=tuple(
                 partition.fragments[index]

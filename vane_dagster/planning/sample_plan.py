@@ -194,6 +194,7 @@ class _Sampler:
         own_keys = tuple(secrets.token_hex(20) for _ in chosen)  # no other plan finds these parts
         plan = PartitionPlan(
             key=key,
+            files=tuple(manifest.files),
             listed=listed,
             fragments=fragments,
             stages={stage: StagePlan(manifest.plan, manifest.generation, None, own_keys)},

@@ -15,7 +15,7 @@ from vane_dagster.sources.base import (
     SourceReader,
     unreadable,
 )
-from vane_dagster.sources.files import file_version
+from vane_dagster.sources.files import file_version, reconcile
 from vane_dagster.sources.row_ids import IdRule
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
@@ -66,7 +66,8 @@ def check_unchanged(source: SourceReader, files: Sequence[FileRecord], location:
             now = with_retries(functools.partial(source.current, file))
         except Exception as error:  # drivers raise their own exception classes
             raise unreadable(file.url, error, location) from error
-        if file_version(now) != file_version(file):
+        (kept,) = reconcile([now], [file], source)  # it may have been touched since it was recorded
+        if file_version(kept) != file_version(file):
             raise SourceError(
                 f"{location}: {file.url!r} was replaced while the run read it ({file.size} "
                 f"bytes when it was planned, {now.size} now). Run the partition again"

@@ -10,6 +10,7 @@ import pytest
 import vane_dagster as vd
 from support.in_process import committed, compute
 from support.reused import content, contents, with_twin
+from vane_dagster.planning.sample_plan import plan_sample
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
@@ -124,3 +125,26 @@ def test_a_file_that_changes_while_functions_read_it_fails_the_partition(tmp_pat
     raw.map("counted", rewrite, on_error="quarantine")
     with pytest.raises(vd.errors.VaneError, match="was replaced while the run read it"):
         compute(raw, store)
+
+
+def test_a_stage_alone_opens_the_files_that_its_input_was_made_from(tmp_path, store, monkeypatch):
+    monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
+    file = tmp_path / "a.txt"
+    file.write_text("text")
+
+    def raw(version: str) -> vd.Pipeline:
+        raw = vd.Pipeline("raw", source=vd.files(str(tmp_path / "*.txt")))
+        listed = raw.project("listed", ["size"])
+        listed.map("content", content, reuse=vd.Reuse(version=version))
+        return raw
+
+    compute(raw("1"), store, stages=["listed"])
+    os.utime(file, (1, 1))
+    for version in "12":  # the second time, its own manifest records the files too
+        assert committed(compute(raw(version), store, stages=["content"]), "content")
+    manifests = {None: store.in_force("raw", "content", None)}
+    (sample,) = plan_sample(raw("3"), "content", manifests, store, {None: 1}, 0).plan.partitions
+    assert [each.url for each in sample.files_of(sample.fragments[0])] == [file.as_uri()]
+    file.write_text("TEXT")
+    with pytest.raises(vd.errors.VaneError, match="was replaced while the run read it"):
+        compute(raw("3"), store, stages=["content"])
