@@ -15,7 +15,7 @@ from vane_dagster.checks.base import Check, CheckLike, Off
 from vane_dagster.checks.context import CheckOutcome, PartCounts, Severity
 from vane_dagster.errors import DefinitionError
 from vane_dagster.providers.usage import USAGE
-from vane_dagster.types.kinds import is_floats, is_text
+from vane_dagster.types.kinds import is_floats, is_text, is_vectors
 from vane_dagster.types.schema import ERROR_COLUMN
 
 if TYPE_CHECKING:
@@ -147,8 +147,8 @@ class Vectors(Check):
     """Vectors have one dimension, finite numbers, and a norm that is not zero.
 
     Attributes:
-        columns: The columns to check. Default: fixed-size lists of floating-point numbers; if there
-            are none, variable-size lists of them.
+        columns: The columns to check. Default: fixed-size lists and one-dimensional tensors of
+            floating-point numbers; if there are none, variable-size lists of them.
         dimension: Their dimension. Default: any, but the same in every row.
         max_rate: The largest share of vectors that may be zero or contain a null, NaN or infinity.
             The dimension must not differ in any row.
@@ -177,7 +177,7 @@ class Vectors(Check):
         """
         columns = _columns(self, self.columns, context, is_floats)
         schema = context.schema
-        fixed = [name for name in columns if pa.types.is_fixed_size_list(schema.field(name).type)]
+        fixed = [name for name in columns if is_vectors(schema.field(name).type)]
         columns = columns if self.columns else fixed or columns
         statistics, rows = context.statistics(columns), context.counts.rows
         metadata: dict[str, Any] = {"rows": rows, "max_bad_rate": self.max_rate}
@@ -205,6 +205,16 @@ class Vectors(Check):
                 expected = self.dimension or "one dimension for all rows"
                 wrong.append(f"{name}: the dimension {described}; expected {expected}")
         return CheckOutcome(not wrong, listed(wrong or texts, _DESCRIBED, "; "), metadata)
+
+
+@dataclass(frozen=True)
+class _InferredVectors(Vectors):
+    """Vectors whose columns are known only when a partition is computed."""
+
+    def evaluate(self, context: CheckContext) -> CheckOutcome:
+        if not any(is_vectors(each.type) for each in context.schema):
+            return CheckOutcome(True, "The stage has no vectors", {})
+        return super().evaluate(context)
 
 
 @dataclass(frozen=True)
@@ -364,9 +374,10 @@ def defaults_for(
     quality: list[Check] = [PackagesUnchanged()] if kind == "map_batches" else []
     if columns is None or len(columns):
         quality.append(NullRate())
-    vectors = (pa.types.is_fixed_size_list(f.type) and is_floats(f.type) for f in columns or ())
-    if kind == "embed" or any(vectors):
+    if kind == "embed" or any(is_vectors(f.type) for f in columns or ()):
         rows.append(Vectors())
+    elif columns is None and kind == "map_batches":  # its schema is inferred
+        rows.append(_InferredVectors(name="vectors"))
     if any(is_text(f.type) for f in columns or ()):
         quality.append(Text())
     checks = [Findings(tuple(rows), name=ROWS, blocking=True)]

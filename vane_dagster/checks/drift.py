@@ -16,6 +16,7 @@ from vane_dagster.checks.context import CheckOutcome, Severity
 from vane_dagster.errors import SchemaError
 from vane_dagster.types.kinds import is_floats, is_number, is_text
 from vane_dagster.types.schema import plain_type
+from vane_dagster.types.tensors import as_storage
 
 if TYPE_CHECKING:
     from vane_dagster.checks.partition import CheckContext
@@ -213,7 +214,8 @@ def _centroid(context: CheckContext, check: Drift) -> tuple[Array, int]:
     """Return the mean of the finite sampled vectors, and their number."""
     total, count = np.empty(0), 0
     for batch in context.sample([check.column], check.sample_rows):
-        if not len(vectors := batch.column(0).drop_null()):
+        column = as_storage(pa.chunked_array([batch.column(0)]))
+        if not len(vectors := column.combine_chunks().drop_null()):
             continue
         lengths = pc.list_value_length(vectors)
         low, high = pc.min_max(lengths).as_py().values()

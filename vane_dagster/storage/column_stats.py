@@ -11,6 +11,7 @@ import pyarrow as pa
 from vane_dagster._lazy import pc
 from vane_dagster.types.kinds import is_floats, is_text
 from vane_dagster.types.schema import plain_type
+from vane_dagster.types.tensors import as_storage
 
 Measures = dict[str, dict[str, float]]
 
@@ -53,7 +54,8 @@ def _measured(column: pa.ChunkedArray, fields: Sequence[str] = ()) -> dict[str, 
         sums = {name: pc.sum(pc.struct_field(column, name)).as_py() for name in fields}
         return measured | {name: int(each or 0) for name, each in sums.items()}
     if is_floats(column.type):
-        chunks = [chunk.drop_null() if chunk.null_count else chunk for chunk in column.chunks]
+        chunks = as_storage(column).chunks
+        chunks = [chunk.drop_null() if chunk.null_count else chunk for chunk in chunks]
         counted = merge_measures({"": _vectors(chunk)} for chunk in chunks)
         return measured | {"not_finite": 0, "zero": 0} | counted.get("", {})
     return measured

@@ -38,9 +38,16 @@ def is_list(kind: pa.DataType) -> bool:
     )
 
 
+def is_vectors(kind: pa.DataType) -> bool:
+    """Return whether a column holds floating-point vectors of one size, as lists or tensors."""
+    is_tensor = isinstance(kind, pa.FixedShapeTensorType) and len(kind.shape) == 1
+    has_size = is_tensor or pa.types.is_fixed_size_list(kind)
+    return has_size and bool(pa.types.is_floating(kind.value_type))
+
+
 def is_floats(kind: pa.DataType) -> bool:
-    """Return whether a column holds lists of floating-point numbers, such as vectors."""
-    return is_list(kind) and bool(pa.types.is_floating(kind.value_type))
+    """Return whether a column holds vectors, or lists of floating-point numbers of any size."""
+    return is_vectors(kind) or (is_list(kind) and bool(pa.types.is_floating(kind.value_type)))
 
 
 def holds(kind: pa.DataType, test: Callable[[pa.DataType], bool]) -> bool:

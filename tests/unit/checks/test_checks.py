@@ -72,6 +72,10 @@ def test_defaults_follow_what_a_stage_makes():
     assert named(None, "embed") == {"rows": [*rows, "vectors"], "quality": ["null_rate"]}
     assert named(None, "join") == {"rows": rows, "quality": ["null_rate"]}
     assert named(pa.schema([]), "write") == {"rows": rows}
+    tensors = pa.schema({"v": vd.tensor("float32", (3,))})
+    assert named(tensors, "map_batches")["rows"] == [*rows, "vectors"]
+    assert named(pa.schema({"v": vd.tensor("float32", (3, 2))}), "map_batches") == calls
+    assert named(None, "map_batches") == {**calls, "rows": [*rows, "vectors"]}
     found = defaults_for(made, "map_batches")
     assert [(c.blocking, c.severity) for c in found] == [(True, "ERROR"), (False, "WARN")]
     assert defaults_for(None, "project", 0.3)[0].findings[1] == vd.checks.ErrorRate(0.3)
@@ -181,6 +185,8 @@ def test_checks_of_columns_that_a_stage_lacks_are_refused(check: Any, message: s
         vd.checks.Vectors().fit(pa.schema({"a": pa.int64()}), "stage")
     for fitting in (vd.checks.Vectors(), vd.checks.Text(), vd.checks.Drift("vector")):
         fitting.fit(SCHEMA, "stage")
+    for fitting in (vd.checks.Vectors(["v"]), vd.checks.Drift("v")):
+        fitting.fit(pa.schema({"v": vd.tensor("float32", (3,))}), "stage")
     docs = vd.Pipeline("docs", source=vd.parquet("/none"), id="id")
     with pytest.raises(vd.errors.DefinitionError, match="'docs/v'"):
         docs.map_batches("v", len, schema={"n": "BIGINT"}, asset=vd.Asset(checks=[C.Text()]))
@@ -356,6 +362,11 @@ def vectors(values: Any, size: int | None = 3) -> pa.Array:
     return pa.array(values, kind)
 
 
+def tensors(values: Any) -> pa.Array:
+    return pa.FixedShapeTensorArray.from_numpy_ndarray(np.array(values, np.float32))
+
+
+(INFERRED,) = [c for c in findings_of(defaults_for(None, "map_batches")) if c.name == "vectors"]
 ODD = [[0, 0, 0], [1, 2, 3], None, [1, 1, 1]]
 TWO = {"x": ["a", None, " ", "b"], "y": ["a", "b", "c", "d"]}
 BAD = "v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not finite); the limit is"
@@ -401,7 +412,11 @@ BAD = "v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not finite); 
          {"dimension_min/w": 2, "dimension_max/w": 3}),
         (C.Vectors(), {"v": [[1, 2, 3]], "w": [[0]]}, {}, True, "v: 0 of 1", {}),
         (C.Vectors(["w"]), {"v": [[1, 2, 3]], "w": [[0]]}, {}, False, "w: 1 of 1", {}),
+        (C.Vectors(), {"t": tensors([[1, math.nan], [0, 0]])}, {}, False, "2 of 2",
+         {"not_finite/t": 1, "zero/t": 1, "dimension/t": 2}),
         (C.Vectors(), {"x": [1]}, {}, False, "DefinitionError", {}),
+        (INFERRED, {"v": [[1, math.nan, 1]]}, {}, False, "0 zero, 1 not finite", {}),
+        (INFERRED, {"w": [[1, 2, 3], [1, 2]]}, {}, True, "The stage has no vectors", {}),
     ],
 )  # fmt: skip
 def test_what_a_check_finds_and_says(
@@ -512,9 +527,10 @@ def test_drift_of_vectors_is_the_distance_of_their_centroids(tmp_path: Path):
     assert (fine.passed, fine.metadata["rows"]) == (True, 1002)
     assert fine.metadata["distance"] < 0.01
     assert fine.description.startswith("The cosine distance between the centroids of v against p")
-    drifted = compare(tmp_path, check, rows(v=vectors(turned, None)), before)
-    assert not drifted.passed
-    assert drifted.metadata["distance"] == pytest.approx(1, abs=0.1)
+    for column in (vectors(turned, None), tensors(turned)):
+        drifted = compare(tmp_path, check, rows(v=column), before)
+        assert not drifted.passed
+        assert drifted.metadata["distance"] == pytest.approx(1, abs=0.1)
     longer = compare(tmp_path, check, rows(v=vectors([[1, 2]] * 600, None)), before)
     assert (longer.passed, "have dimension 2; in" in longer.description) == (False, True)
     ragged = compare(tmp_path, check, rows(v=vectors([[1, 2], [1]] * 600, None)), before)
