@@ -16,7 +16,7 @@ from vane_dagster._texts import count, listed
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
 from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
 from vane_dagster.orchestration.read import quarantine as failed_rows
-from vane_dagster.planning.causes import ALWAYS, RETRIED
+from vane_dagster.planning.causes import ALWAYS, RETRIED, upstream_changed
 
 _SHOWN = 3
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
@@ -46,7 +46,7 @@ def quarantine(
 
     With --retry, a run computes these rows again, and the downstream rows made from them, with the
     store and the compute resource of the definitions. Rows that fail again are listed. If other
-    rows of the stage are due too, for example after an edit, no run begins, and the command fails
+    rows of these stages are due too, for example after an edit, no run begins, and the command fails
     and shows the plan.
 
     Example: vane-dagster quarantine docs/embedding --retry -f definitions.py
@@ -88,7 +88,7 @@ def quarantine(
 def _retry(stage: Any, keys: list[str] | None, store: Any, given: Definitions) -> None:
     """Compute failed rows of a stage, and what follows from them.
 
-    If other rows of the stage are due too, nothing is run.
+    If other rows of these stages are due too, nothing is run.
     """
     place, options = "/".join(stage.key.path), shlex.join(given.options)
     rows = failed_rows(stage, keys, store=store)
@@ -96,22 +96,21 @@ def _retry(stage: Any, keys: list[str] | None, store: Any, given: Definitions) -
     if not failed:
         return
     keys = [key for key in failed if key is not None] or None
-    plan = stage.pipeline.plan(keys, select=stage.name, store=store, retry_quarantined=True)
-    due = (causes for each in plan.stages for causes in each.due.values())
-    if set().union(*due) - {RETRIED, ALWAYS}:
+    wanted: dict[str, Any] = {"select": f"{stage.name}+", "store": store}
+    plan = stage.pipeline.plan(keys, **wanted, retry_quarantined=True)
+    follows = {RETRIED, ALWAYS, *(upstream_changed(each.stage) for each in plan.stages)}
+    due = [each.stage for each in plan.stages if set().union(*each.due.values()) - follows]
+    for name in (*due, *plan.unknown):
+        other = "/".join(stage.pipeline[name].key.path)
         raise click.ClickException(
-            f"{place}: the stage is not up to date, so a retry would compute more than its failed "
-            f"rows. Nothing was computed. {plan}\n"
-            f"If an edit changes no stored result, adopt it first: vane-dagster adopt {place} "
+            f"{other}: the stage is not up to date, so a retry would compute more than failed rows "
+            f"and what follows from them. Nothing was computed. {plan}\n"
+            f"If an edit changes no stored result, adopt it first: vane-dagster adopt {other} "
             f"{options}. Otherwise materialize {place}+"
         )
     with contextlib.redirect_stdout(sys.stderr):  # the result is what is still quarantined
         stage.pipeline.run(
-            keys,
-            select=f"{stage.name}+",
-            store=store,
-            compute=given.resource("compute"),
-            retry_quarantined=True,
+            keys, **wanted, compute=given.resource("compute"), retry_quarantined=True
         )
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from click import ClickException
 from click.testing import CliRunner
 
+import vane_dagster as vd
+from support.in_process import compute
 from vane_dagster.cli import definitions
 from vane_dagster.cli.main import main
+from vane_dagster.cli.quarantine import _retry
 from vane_dagster.orchestration import assets
 from vane_dagster.storage.quarantine import fault_schema, write_failed
 
@@ -115,6 +121,31 @@ def test_rows_that_were_not_committed_are_not_retried(store) -> None:
     done = CliRunner().invoke(main, ["quarantine", "one/same", *words])
     assert done.exit_code == 0, done.output
     assert "not committed: run r failed. Only its first" in done.output
+
+
+def test_rows_are_retried_only_if_nothing_else_is_due(store, monkeypatch) -> None:
+    def stages(more: int) -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.table([{"id": 1}, {"id": 2}]), id="id")
+        first = docs.map("first", odd, on_error="quarantine")
+        first.project("second", {"more": f"first + {more}"})
+        return docs
+
+    compute(stages(1), store)
+    given: Any = SimpleNamespace(options=["-f", "defs.py"], resource=lambda name: None)
+    monkeypatch.setattr(vd.Pipeline, "run", lambda *args, **options: ran.append(options["select"]))
+    ran: list[str] = []
+    with pytest.raises(ClickException) as error:
+        _retry(stages(2)["first"], None, store, given)
+    assert error.value.message.startswith("docs/second: the stage is not up to date, so a retry")
+    assert "second  1 of 1 partition" in error.value.message
+    assert "adopt docs/second -f defs.py. Otherwise materialize docs/first+" in error.value.message
+    assert not ran
+    _retry(stages(1)["first"], None, store, given)
+    assert ran == ["first+"]
+
+
+def odd(id: int) -> int:
+    return 1 // (id % 2)
 
 
 def test_ids_of_several_partitions_are_shown_with_them(store) -> None:
