@@ -13,6 +13,7 @@ from vane_dagster.types.tensors import as_storage
 _MAX_COLUMNS = 12
 _WIDTH = 80
 _SHOWN_NUMBERS = 3
+_WHOLE = 8
 
 Sample = tuple[Mapping[str, str], ...]
 
@@ -38,12 +39,13 @@ def short_texts(column: pa.ChunkedArray, width: int = _WIDTH, end: int = 0) -> l
     if not (pa.types.is_fixed_size_list(column.type) or pa.types.is_list(column.type)):
         return [short_text(value, width, end) for value in python_values(column)]
     lengths = pc.list_value_length(column).to_pylist()
-    heads = pc.list_slice(column, 0, _SHOWN_NUMBERS, return_fixed_size_list=False)
+    heads = pc.list_slice(column, 0, _WHOLE, return_fixed_size_list=False)
     texts = []
     for head, length in zip(heads.to_pylist(), lengths):
-        shown = ", ".join(short_text(value, width, end) for value in head or ())
-        more = f", … {length} in all" if length and length > len(head) else ""
-        texts.append("null" if head is None else f"[{shown}{more}]")
+        shown = [short_text(value, width, end) for value in head or ()]
+        if length and (length > _WHOLE or len(", ".join(shown)) > width):
+            shown = [*shown[:_SHOWN_NUMBERS], *[f"… {length} in all"] * (length > _SHOWN_NUMBERS)]
+        texts.append("null" if head is None else f"[{', '.join(shown)}]")
     return texts
 
 

@@ -107,4 +107,4 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path):
     assert "x" * 60 in shown[2]
     assert "x" * 100 not in shown[2]
     assert r"pipe \| \*bold\* \<b\>" in shown[3]
-    assert "[0.25, 0.5, 0.75, … 4 in all]" in details["scored"][1].replace("\\", "")
+    assert "[0.25, 0.5, 0.75, 1]" in details["scored"][1].replace("\\", "")
