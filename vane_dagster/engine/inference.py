@@ -143,13 +143,17 @@ class SchemaInference:
                 break
         return computed
 
-    def matching_rows(self, pipeline: Pipeline, filter: str, rows: int) -> FirstRows | None:
+    def matching_rows(
+        self, pipeline: Pipeline, filter: str, rows: int, files: Collection[str] = ()
+    ) -> FirstRows | None:
         """Compute a stage that filters, until so many rows have passed, or none are left.
+
+        The rows may be those of some files, by their URLs.
 
         If models compute its input, at most 64 times as many input rows are read.
         """
         computed: FirstRows | None = None
-        for plan in previews(self._planned(pipeline, filter), filter, rows, EVERY):
+        for plan in previews(self._planned(pipeline, filter), filter, rows, EVERY, files):
             if calls_models(plan) and sum(plan.partitions[0].preview) > _MOST_COMPUTED * rows:
                 break
             computed = self._computed(plan, filter)
@@ -157,10 +161,13 @@ class SchemaInference:
                 break
         return computed
 
-    def rows_of(self, pipeline: Pipeline, stage: str, read: FirstRows) -> FirstRows:
-        """Compute a stage from as many of the first rows as were read before."""
+    def rows_of(
+        self, pipeline: Pipeline, stage: str, read: FirstRows, files: Collection[str] = ()
+    ) -> FirstRows:
+        """Compute a stage from as many of the first rows as were read before, or of the files."""
         size = sum(read.plan.partitions[0].preview)
-        return self._computed(next(previews(self._planned(pipeline, stage), stage, size)), stage)
+        plans = previews(self._planned(pipeline, stage), stage, size, files=files)
+        return self._computed(next(plans), stage)
 
     def _computed(self, plan: RunPlan, stage: str) -> FirstRows:
         (partition,) = plan.partitions

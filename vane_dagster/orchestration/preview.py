@@ -20,7 +20,7 @@ from vane_dagster.engine.fragment_state import input_id
 from vane_dagster.engine.inference import FirstRows, SchemaInference, calls_models
 from vane_dagster.engine.kept_instances import with_kept_instances
 from vane_dagster.errors import DefinitionError, VaneError, names
-from vane_dagster.events import Event, WorkerReady
+from vane_dagster.events import Event, Noticed, WorkerReady
 from vane_dagster.orchestration.partition_order import partition_order
 from vane_dagster.orchestration.progress import PRINTED, log_text
 from vane_dagster.orchestration.read import open_store
@@ -31,6 +31,8 @@ from vane_dagster.pipeline.preview import FailedRow, Preview, StageCost
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.forecast import rows_computed, tokens_of
 from vane_dagster.planning.plan import Part, RunPlan
+from vane_dagster.sources.file import url_of
+from vane_dagster.sources.raw_files import PATH
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.store import Store
@@ -124,10 +126,16 @@ def preview(
             opened = Store(StoragePath(str(stack.enter_context(temporary_folder("vane-preview-")))))
         else:
             opened = open_store(store, f"{location}: preview")
-        show = functools.partial(log_text, PRINTED)
+        show = functools.partial(_show, f"stage '{pipeline.name}/{_INPUT.format(stage)}'")
         selected = with_upstream(pipeline, stage) - {SOURCE} | {_INPUT.format(stage)}
         given = (pipeline, selected, [partition], opened, compute, show, not reload)
         return asked.preview(*stack.enter_context(previewing(*given)))
+
+
+def _show(input: str, event: Event) -> None:
+    """Print an event, except for those of the input: the preview shows which of its rows failed."""
+    if not (isinstance(event, Noticed) and event.text.startswith(input)):
+        log_text(PRINTED, event)
 
 
 @dataclass
@@ -167,8 +175,12 @@ class _Asked:
         ids = [*self._input_ids(first)]
         id = input_id(first.plan.pipeline, self.stage)
         made = {*table.column(id).to_pylist()}  # with on_error="null" failed rows are among them
+        asked = {*self.ids} if self.ids else {*map(str, ids)} if self.where else None
         failed = [
-            each for each in self._failed(first) if each.stage != self.stage or each.id not in made
+            each
+            for each in self._failed(first)
+            if each.stage != self.stage or each.id not in made
+            if asked is None or str(each.id) in asked
         ]
         name = f"{pipeline.name}/{self.stage}"
         return Preview(
@@ -186,8 +198,11 @@ class _Asked:
         where = [f"({self.where})"] if self.where else []
         where += [_is_in(id, self.ids)] if self.ids else []
         filtering = pipeline._with_input(self.stage, self.input, " AND ".join(where))
-        read = inference.matching_rows(filtering, self.input, self.rows)
+        files = self._files(pipeline)
+        read = inference.matching_rows(filtering, self.input, self.rows, files)
         chosen = [] if read is None else [*self._input_ids(read)][: self.rows]
+        if read and self.ids:
+            chosen += [each.id for each in self._failed(read) if str(each.id) in self.ids]
         if missing := set(self.ids or ()) - {str(each) for each in chosen}:
             asked = f"has no row with {names(sorted(missing))} in its id column {id!r}"
         elif not chosen:
@@ -195,14 +210,20 @@ class _Asked:
         else:
             assert read is not None
             reading = pipeline._with_input(self.stage, self.input, _is_in(id, chosen))
-            return inference.rows_of(reading, self.stage, read)
-        count, fix = read.rows_in if read else 0, ""
+            return inference.rows_of(reading, self.stage, read, files)
         asked += f" for which where={self.where!r} is true" * bool(self.where)
+        if not files:
+            asked += f", among {read.rows_in if read else 0:,} rows"
         if read is not None and calls_models(read.plan):
-            fix = ". Stages upstream that are not stored are computed for some rows only"
-        raise DefinitionError(
-            f"{self.location}: preview: its input {asked}, among {count:,} rows{fix}"
-        )
+            asked += ". Stages upstream that are not stored are computed for some rows only"
+        raise DefinitionError(f"{self.location}: preview: its input {asked}")
+
+    def _files(self, pipeline: Pipeline) -> Collection[str]:
+        """Return the URLs of the files that `ids` are; empty if ids are no paths."""
+        base = pipeline[self.stage].spec.base_node(pipeline)
+        keys, source = pipeline._key_columns(base), pipeline.source
+        is_path = source.names_files and pipeline.id == PATH and not pipeline.id_rule
+        return [*map(url_of, self.ids or ())] if is_path and len(keys) == 1 else ()
 
     def _input_ids(self, first: FirstRows) -> Iterator[Any]:
         for part in first.parts.get(self.input, ()):

@@ -23,15 +23,22 @@ EVERY = sys.maxsize
 """As many times as many rows as there are."""
 
 
-def previews(planned: RunPlan, stage: str, rows: int, most: int = MOST) -> Iterator[RunPlan]:
+def previews(
+    planned: RunPlan, stage: str, rows: int, most: int = MOST, files: Collection[str] = ()
+) -> Iterator[RunPlan]:
     """Yield plans of a stage's first rows, for as long as too few of them reach the stage.
 
     The plans are of the first partition that may have rows for the stage. A plan reads the first
     rows of as many fragments as have so many, and the next one four times as many, from the first
     row again, up to `most` times as many as wanted. `SchemaInference` sees to it that rows with
     keys are computed only once.
+
+    If URLs of files are given, only their rows of the source are read, and only parts with them.
     """
     for partition in with_rows(planned, stage)[:1]:
+        if files:
+            fragments = tuple(rows_of_files(each, files) for each in partition.fragments)
+            partition = replace(partition, fragments=fragments)
         preview = _Preview(planned, partition, stage)
         cuts, size = dict[int, int](), rows
         while cuts != preview.fragments and size <= most * rows:
@@ -59,7 +66,8 @@ class _Preview:
 
         Those with an empty stored part have none. All are counted in rows of one node.
         """
-        indexes = [i for i in range(len(self.partition.fragments)) if sum(self._rows([i]))]
+        given = enumerate(self.partition.fragments)
+        indexes = [i for i, fragment in given if fragment.rows and sum(self._rows([i]))]
         return dict(zip(indexes, self._rows(indexes)))
 
     def first(self, rows: int) -> dict[int, int]:
@@ -165,9 +173,19 @@ def first_rows(fragment: FragmentRecord, rows: int) -> FragmentRecord:
         if left > 0:
             spans.append(replace(span, stop=min(span.stop, span.start + left)))
             left -= span.stop - span.start
+    return _of_spans(fragment, spans)
+
+
+def rows_of_files(fragment: FragmentRecord, files: Collection[str]) -> FragmentRecord:
+    """Return a fragment of the rows of some files, by their URLs."""
+    return _of_spans(fragment, [span for span in fragment.spans if span.url in files])
+
+
+def _of_spans(fragment: FragmentRecord, spans: Sequence[FileSpan]) -> FragmentRecord:
+    rows = sum(span.stop - span.start for span in spans)
     return replace(
         fragment,
         stop=fragment.start + rows,
-        bytes=fragment.bytes * rows // fragment.rows,
+        bytes=fragment.bytes * rows // max(1, fragment.rows),
         files=spans if fragment.files else (),
     )

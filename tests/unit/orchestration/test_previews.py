@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 import vane_dagster as vd
 from support.data import write_source
@@ -198,3 +199,38 @@ def test_rows_made_from_one_may_all_fail(tmp_path):
     last = parts.map("last", refused, output_column="y")
     found = last.preview(4, **given(tmp_path))
     assert (len(found), {each.stage for each in found.failed}) == (0, {"last"})
+
+
+def brightness(image: Any) -> float:
+    return float(image.mean())
+
+
+def doubled(level: float) -> float:
+    return 2 * level
+
+
+def test_ids_that_are_paths_read_these_files_alone_and_failed_rows_are_shown(tmp_path, capsys):
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for n in range(40):
+        Image.new("RGB", (4, 4), (n, n, n)).save(folder / f"{n:02}.png")
+    for n in (1, 30):
+        (folder / f"{n:02}.png").write_bytes(b"broken")
+    photos = vd.Pipeline("photos", source=vd.images(str(folder), size=(4, 4)), fragment_rows=16)
+    level = photos.map("level", brightness, output_column="level")
+    double = level.map("double", doubled, output_column="double")
+    wanted = [str(folder / f"{n:02}.png") for n in (1, 39)]
+    for stage, column, expected in ((level, "level", 39.0), (double, "double", 78.0)):
+        found = stage.preview(ids=wanted, **given(tmp_path))
+        assert found.table[column].to_pylist() == [expected]
+        assert [each.id for each in found.failed] == wanted[:1]
+        assert sum(each.rows for each in found.costs) <= 6
+    alone = level.preview(ids=wanted[:1], **given(tmp_path))
+    assert (len(alone), [each.stage for each in alone.failed]) == (0, ["source"])
+    assert "input of" not in "".join(capsys.readouterr())
+    with pytest.raises(DefinitionError, match=r"its input has no row with '.*x\.png' in its id"):
+        level.preview(ids=[*wanted, str(folder / "x.png")], **given(tmp_path))
+    photos.run(select=["level"], **given(tmp_path))  # rows of stored parts are found too
+    found = double.preview(ids=wanted[1:], **given(tmp_path))
+    assert (found.table["double"].to_pylist(), found.failed) == ([78.0], [])
+    assert [cost.stage for cost in found.costs] == ["double"]
