@@ -21,7 +21,8 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 A batch whose last retry has failed too is halved: each half is called once, and a row alone has
 retries again. A fragment with more than three counts fails. Rows whose errors are not isolated are
 not halved, and count for their fragment. A worker has calls of several runs and stages, so its loss
-says nothing of one that was not alone.
+says nothing of one that was not alone. In a run that retries failed rows, calls that return no row
+do not count against their worker.
 """
 
 from __future__ import annotations

@@ -271,9 +271,10 @@ class WaveScheduler:
             self._fail_unstarted(task.stage, used_up)
         worker = in_flight.worker
         calls = worker.pool != IO_WORKERS
-        if calls and not report.all_rows_failed:
+        counts = calls and not self._state.plan.retried  # rows that failed before may fail again
+        if counts and not report.all_rows_failed:
             self._failure_streaks.record_success(worker, worker.pool)
-        elif calls and self._failure_streaks.record_failure(worker, worker.pool, task.run.place):
+        elif counts and self._failure_streaks.record_failure(worker, worker.pool, task.run.place):
             reason = (
                 f"all rows of its calls failed at {MAX_CONSECUTIVE_FAILURES} fragments in a row"
             )

@@ -20,7 +20,7 @@ import vane_dagster as vd
 from support.data import write_source
 from support.in_process import InProcess, executed
 from vane_dagster.cli.main import main
-from vane_dagster.events import Failed
+from vane_dagster.events import Committed, Failed, WorkerReplaced
 from vane_dagster.providers.base import EndpointRefused
 from vane_dagster.storage.gc import GcPolicy, collect
 
@@ -60,6 +60,18 @@ def run(tmp_path, store, negative, run_id, version="1", by_row=False, **options)
 
 def ids(rows: pa.Table, committed: bool) -> list[int]:
     return sorted(r["id"] for r in rows.to_pylist() if r["committed"] is committed)
+
+
+def test_rows_that_fail_again_do_not_cost_a_worker(tmp_path, store):
+    write_source(tmp_path / "src", {"id": range(60), "n": [n % 10 - 1 for n in range(60)]})
+    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id", fragment_rows=10)
+    docs.map("root", by_itself, schema={"root": "DOUBLE"}, on_error="quarantine")
+    for retried in (False, True):
+        events = executed(docs, store, [None], InProcess(), retry_quarantined=retried)
+        (manifest,) = [each.manifest for each in events if isinstance(each, Committed)]
+        assert manifest is not None
+        assert [part.quarantined for part in manifest.parts] == [1] * 6
+        assert not [each for each in events if isinstance(each, WorkerReplaced)]
 
 
 @pytest.mark.parametrize("by_row", [False, True])
