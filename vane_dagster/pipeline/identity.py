@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.files import LocalFiles
 from vane_dagster.fingerprint.hashing import digest
+from vane_dagster.fingerprint.local_file import LocalFile, found_in
 from vane_dagster.fingerprint.objects import value_digest
 from vane_dagster.storage.manifest import Component
 
@@ -59,13 +60,15 @@ def arguments(
 ) -> list[Component]:
     """Return a component for the positional arguments, and one for each keyword argument.
 
-    Those of a call come after its batch.
+    Those of a call come after its batch. Names, which are not in digests, include local files.
     """
     udf = spec.udf
     given = (udf.constructor_args, udf.constructor_kwargs)
     placed, named = ((), udf.kwargs) if of == "fn" else given
     values = {f"{of}_args": placed, **{f"{of}_kwargs[{n!r}]": value for n, value in named.items()}}
-    return [
-        component("argument", name, value_identity(pipeline, spec, name, value))
-        for name, value in values.items()
-    ]
+    made = []
+    for name, value in values.items():
+        files = ", ".join(file.name for file in found_in(value, LocalFile))
+        each = component("argument", name, value_identity(pipeline, spec, name, value))
+        made.append(each._replace(name=f"{name} ({files})") if files else each)
+    return made

@@ -72,6 +72,25 @@ def test_only_what_changed_is_named(tmp_path, store):
     assert found(tmp_path, store, out="other")["out"] == {"option 'target' changed": 1}
 
 
+def test_an_argument_with_a_local_file_is_named_with_it(tmp_path):
+    def declared(content: str) -> Sequence[Component]:
+        file = tmp_path / "weights.pt"
+        file.write_text(content)
+        pipeline = vd.Pipeline("docs", source=vd.parquet("rows.parquet"), id="id")
+        given: Any = {"schema": {"y": "BIGINT"}, "fn_constructor_args": [vd.local_file(file)]}
+        return components(pipeline, pipeline.map_batches("out", Loaded, **given).spec)
+
+    argument = "argument 'fn_constructor_args (weights.pt)'"
+    assert changed(declared("1"), declared("2")) == {argument: "changed"}
+
+
+class Loaded:
+    def __init__(self, weights: str) -> None: ...
+
+    def __call__(self, batch: Any) -> Any:
+        return batch
+
+
 ASKED = (
     "from pydantic import BaseModel\nfrom words import short\n"
     "class Facts(BaseModel):\n    n: int\n"
