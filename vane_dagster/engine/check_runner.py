@@ -50,7 +50,7 @@ class CheckRunner:
         before: Before = lambda partition: (),
         run_id: str = "",
     ) -> None:
-        self._pipeline, self._store = pipeline, store
+        self.pipeline, self._store = pipeline, store
         self.before = before
         self._run_id = run_id
         self._code_read = _read_code(pipeline)
@@ -60,7 +60,7 @@ class CheckRunner:
 
         A result in the manifest is reused if the check's definition is unchanged.
         """
-        checks = self._pipeline._checks_of(manifest.stage)
+        checks = self.pipeline._checks_of(manifest.stage)
         known = results_for(checks, manifest, self._definition)
         missing = [check for check in checks if check.name not in known]
         new = evaluate(missing, self._context(manifest), self._definition)
@@ -80,7 +80,7 @@ class CheckRunner:
 
     def _context(self, manifest: Manifest) -> CheckContext:
         return CheckContext(
-            id=self._pipeline[manifest.stage].id,
+            id=self.pipeline[manifest.stage].id,
             schema=with_rows(self._store, manifest).schema,  # where the rows are read
             _manifest=manifest,
             _dataset=functools.cache(lambda: self._dataset(manifest)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from vane_dagster._texts import EqualErrors, amount, count, in_partition
+from vane_dagster.checks.base import Check
 from vane_dagster.compute.api import Capacity
 from vane_dagster.engine.check_runner import results_for
 from vane_dagster.engine.preflight import placed
@@ -41,7 +42,6 @@ def holdups(
         capacity: Resources of the compute resource; None if it would have to be started first.
         running: Identities of the pools that have workers.
     """
-    yield from _failed_checks(plan, store)
     yield from _budgets(plan, forecast)
     needed = plan.needed()
     for batches in stage_batches(plan.pipeline, store, needed):
@@ -62,14 +62,19 @@ def holdups(
             yield f"{server.label} has to start{unknown}"
 
 
-def _failed_checks(plan: RunPlan, store: Store) -> Iterator[str]:
-    """Yield the failed blocking checks of stored stages that withhold those downstream."""
+def failed_checks(plan: RunPlan, store: Store) -> Iterator[str]:
+    """Yield the blocking checks of stored stages that withhold those downstream, or may do so."""
     failed, pipeline = EqualErrors(), plan.pipeline
+    declared = {
+        stage.name: [c for c in stage.spec.asset.checks if isinstance(c, Check) and c.blocking]
+        for stage in pipeline
+    }
 
     def upstream(partition: PartitionPlan) -> list[tuple[str, Manifest]]:
-        """The stored stages that are read by those that are not up to date."""
-        due = [stage for stage, each in partition.stages.items() if not each.done]
-        read = dict.fromkeys(u for stage in due for u in pipeline[stage].spec.upstream)
+        """The stored stages that are read by those that are due, or that declare such checks."""
+        stages = partition.stages.items()
+        edges = ((u, each.done) for stage, each in stages for u in pipeline[stage].spec.upstream)
+        read = dict.fromkeys(u for u, done in edges if not done or declared.get(u))
         blocking = []
         for stage in read:
             if stage in partition.inputs:
@@ -89,6 +94,10 @@ def _failed_checks(plan: RunPlan, store: Store) -> Iterator[str]:
                         "Stages downstream are not committed there"
                     )
                     failed.add(partition.key, text, where)
+            for check in (each for each in declared[stage] if each.name not in results):
+                where = f"the blocking check {check.name!r} of {stage!r}"
+                text = f"{where}{in_partition(partition.key)} has no stored result"
+                failed.add(partition.key, f"{text}; the run evaluates it", where)
     yield from failed.texts()
 
 

@@ -116,10 +116,11 @@ def _others(computed: Sequence[Part], parts: Sequence[PartInfo]) -> list[PartInf
 
 def _holdups(plan: RunPlan, forecasted: Forecast, store: Store, compute: Any) -> Iterator[str]:
     """Yield what would stop a run by a plan, or hold it up."""
+    from vane_dagster.engine.holdups import failed_checks, holdups
+
+    yield from failed_checks(plan, store)
     if not any(map(plan.due, plan.selected)):
         return
-    from vane_dagster.engine.holdups import holdups
-
     capacity, running = None, set[str]()
     try:
         if compute is not None and (capacity := compute.running_capacity()) is not None:

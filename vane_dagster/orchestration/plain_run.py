@@ -38,7 +38,7 @@ def run(
     opened = open_store(store, location)
     run_id = f"run-{secrets.token_hex(4)}"
     checks = CheckRunner(pipeline, opened, partition_order(pipeline).before, run_id)
-    report = _Report(pipeline.name, checks)
+    report = _Report(pipeline.name)
     context = RunContext(opened, run_id, checks, report.listen)
     with errors_masked():
         compute = LocalCompute() if compute is None else compute
@@ -59,8 +59,8 @@ def run(
 class _Report:
     """Prints a run's progress and warnings."""
 
-    def __init__(self, pipeline: str, runner: CheckRunner) -> None:
-        self._pipeline, self._runner, self._summary = pipeline, runner, RunSummary()
+    def __init__(self, pipeline: str) -> None:
+        self._pipeline, self._summary = pipeline, RunSummary()
         self.errors, self.checks = EqualErrors(), list[Checked]()
         self._progress = ProgressReport(print)
 
@@ -74,9 +74,7 @@ class _Report:
                 text = failure_message(event, self._pipeline)
                 self.errors.add(event.partition, text, event.stage)
         elif isinstance(event, (Committed, Unchanged)) and (manifest := event.manifest):
-            is_new = isinstance(event, Committed)
-            results = manifest.checks if is_new else self._runner.results(manifest)
-            self.checks += [(event.stage, event.partition, each) for each in results]
+            self.checks += [(event.stage, event.partition, each) for each in manifest.checks]
         else:
             log_text(PRINTED, event)
 

@@ -1,4 +1,4 @@
-"""Reads the manifests of finished stages, many at a time: the store may be remote."""
+"""Reads the manifests of finished stages, many at a time, and evaluates their checks again."""
 
 from __future__ import annotations
 
@@ -6,19 +6,41 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import islice
 
+from vane_dagster.engine.check_runner import CheckRunner
+from vane_dagster.engine.committer import BlockedError
 from vane_dagster.errors import StoreError
 from vane_dagster.events import Event, Failed, RunPlanned, Unchanged
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.filesystem import in_threads
-from vane_dagster.storage.manifest import Manifest, ManifestName
+from vane_dagster.storage.manifest import CheckResult, Manifest, ManifestName
 from vane_dagster.storage.store import Store
 
 _AHEAD = 64
 
 
-def with_manifests(store: Store, listen: Callable[[Event], None]) -> Callable[[Event], None]:
-    """Return a listener that passes events on, and adds the manifests of finished stages."""
+def with_manifests(
+    store: Store, check_runner: CheckRunner, listen: Callable[[Event], None]
+) -> Callable[[Event], None]:
+    """Return a listener that passes events on, and adds the manifests of finished stages.
+
+    The manifests have the results of today's checks. Finished stages downstream of a failed
+    blocking check are withheld: their events are failures.
+    """
     done: Iterator[Manifest | StoreError] = iter(())
+    pipeline = check_runner.pipeline
+    blocked: dict[tuple[str | None, str], tuple[str, CheckResult]] = {}
+
+    def checked(event: Unchanged, manifest: Manifest) -> Event:
+        stage, key = event.stage, event.partition
+        for upstream in pipeline[stage].spec.upstream:
+            if (key, upstream) in blocked:
+                origin, failed = blocked[key, stage] = blocked[key, upstream]
+                error = BlockedError(origin, failed, event.name)
+                return Failed(stage, key, error, None if upstream == origin else upstream)
+        results = check_runner.results(manifest)
+        for failed in (result for result in results if result.blocks):
+            blocked[key, stage] = stage, failed
+        return replace(event, manifest=replace(manifest, checks=results))
 
     def listen_to(event: Event) -> None:
         nonlocal done
@@ -29,7 +51,7 @@ def with_manifests(store: Store, listen: Callable[[Event], None]) -> Callable[[E
             if isinstance(opened, StoreError):
                 event = Failed(event.stage, event.partition, opened)
             else:
-                event = replace(event, manifest=opened)
+                event = checked(event, opened)
         listen(event)
 
     return listen_to

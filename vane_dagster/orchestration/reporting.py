@@ -10,7 +10,6 @@ import dagster as dg
 
 from vane_dagster._secrets import masked
 from vane_dagster._texts import EqualErrors, in_partition
-from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import BlockedError
 from vane_dagster.errors import SourceError, StoreError, names
 from vane_dagster.events import (
@@ -72,11 +71,9 @@ class RunReport:
         pipeline: Pipeline,
         store: Store,
         partitions: Sequence[str | None],
-        check_runner: CheckRunner,
         command_option: str = "",
     ) -> None:
         self._context = context
-        self._check_runner = check_runner
         self._command_option = command_option
         self._begun: set[str] = set()
         self._checks = checks
@@ -260,9 +257,7 @@ class RunReport:
         self._pending.setdefault(event.stage, []).append(event)
         manifest = event.manifest
         assert manifest is not None, "run_pipeline adds it"
-        is_new = isinstance(event, Committed)
-        results = manifest.checks if is_new else self._check_runner.results(manifest)
-        self._checks.record(event.stage, event.partition, results)
+        self._checks.record(event.stage, event.partition, manifest.checks)
 
     def _key_of(self, node: str) -> dg.AssetKey:
         return stage_key(self._pipeline, node)
@@ -294,11 +289,8 @@ class RunReport:
             shown = self._shown if key == keys[-1] else {}
             yield dg.MaterializeResult(asset_key=key, metadata={**LOGGED_ALREADY, **shown})
         yield from self._checks.outputs()
-        if self._failed:
+        if self._failed or self._checks.blocked:
             raise self._failure()
-        if self._checks.blocked:
-            description = f"blocking {describe_checks(self._checks.blocked)}"
-            raise dg.Failure(description, metadata=self._shown, allow_retries=False)
 
     def _add_error(self, event: Failed) -> None:
         """Log the first of equal errors, in one line if the step's failure has all of it."""
@@ -307,18 +299,24 @@ class RunReport:
             self._log.error(_first_line(message) if number <= _SHOWN else message)
 
     def _failure(self) -> dg.Failure:
-        keys = dict.fromkeys(failure.partition for failure in self._failed)
+        blocked = self._checks.blocked
+        keys = {failure.partition for failure in self._failed} | {key for _, key, _ in blocked}
         errors = self._errors.texts()
-        description = "\n\n".join(errors[:_SHOWN])
+        texts = errors[:_SHOWN]
         if (more := len(errors) - _SHOWN) > 0:
-            description += f"\n\nThe log has {more} more"
-        commands = dict.fromkeys(self._logs(each) for each in self._failed if each.because is None)
+            texts.append(f"The log has {more} more")
+        causes = [each for each in self._failed if each.because is None]
+        commands = dict.fromkeys(map(self._logs, causes))
         if shown := list(filter(None, commands)):
-            description += f"\n\nWhat the workers wrote: {', '.join(shown)}"
+            texts.append(f"What the workers wrote: {', '.join(shown)}")
+        if blocked:
+            texts.append(f"blocking {describe_checks(blocked)}")
         if len(self._partitions) > 1:
-            of = f"{len(keys)} of {len(self._partitions)} partitions failed ({names(keys)})"
-            description = f"{of}. Finished parts are kept.\n\n{description}"
-        return dg.Failure(description=description, metadata=self._shown)
+            failed = names(key for key in self._partitions if key in keys)
+            of = f"{len(keys)} of {len(self._partitions)} partitions failed ({failed})"
+            texts.insert(0, f"{of}. Finished parts are kept.")
+        is_transient = bool(self._failed)
+        return dg.Failure("\n\n".join(texts), metadata=self._shown, allow_retries=is_transient)
 
 
 def _first_line(message: str) -> str:

@@ -100,7 +100,8 @@ def run_pipeline(
         else:
             given.listen(event)
 
-    listen = with_manifests(run.store, withhold if options.wait else run.listen)
+    listen = withhold if options.wait else run.listen
+    listen = with_manifests(run.store, run.check_runner, listen)
     with (
         RunTelemetry(pipeline, run.run_id, listen) as telemetry,
         closing(Connection(compute, pipeline, selected)) as connection,

@@ -68,8 +68,8 @@ def materialize_step(
             partitions = _partitions(context, pipeline)
             for adoption in adopt_first(run, pipeline, compute, config):
                 context.log.info(str(adoption))
-            given = partitions, run.check_runner, command_option(compute)
-            report = RunReport(context, checks, pipeline, opened, *given)
+            given = checks, pipeline, opened, partitions, command_option(compute)
+            report = RunReport(context, *given)
             with report:
                 run_pipeline(
                     replace(run, listen=report.listen, flush=report.flush),

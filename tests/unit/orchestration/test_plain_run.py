@@ -105,6 +105,24 @@ def test_a_failed_blocking_check_is_an_error(tmp_path, capsys):
     assert vd.quarantine("one/halved", store=given["store"])["id"].to_pylist() == [2]
 
 
+def test_stages_downstream_of_a_check_that_was_added_and_fails_are_withheld(tmp_path, capsys):
+    given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
+    made = numbers()
+    made["last"].project("after", ["half"])
+    made.run(**given)
+    made = numbers(12, Few(blocking=True))
+    made["last"].project("after", ["half"])
+    capsys.readouterr()
+    with pytest.raises(VaneError) as raised:
+        made.run(**given)
+    assert "'few' of its upstream stage 'halved' failed: 6 rows" in str(raised.value)
+    assert "its former version stays in force" in str(raised.value)
+    printed = capsys.readouterr().out
+    assert "halved: partitions: 2 up to date" in printed
+    assert "last: partitions: 2 failed" in printed
+    assert "after: partitions: 2 failed" in printed
+
+
 def test_a_run_that_is_interrupted_prints_what_it_did(tmp_path, capsys):
     with pytest.raises(KeyboardInterrupt):
         numbers(12, Interrupting()).run(store=str(tmp_path), compute=InProcessCompute())

@@ -32,6 +32,7 @@ from vane_dagster.orchestration.reporting import RunReport
 from vane_dagster.orchestration.resources import command_option
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.servers.launch import Endpoint, ServerStatus
+from vane_dagster.storage.manifest import CheckResult
 from vane_dagster.worker.reports import LoadReport
 
 
@@ -215,7 +216,7 @@ def reporting(
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path)), id="id")
     pipeline.map_batches("a", lambda batch: batch, schema={"x": "BIGINT"})
     report = RunReport(
-        context, SimpleNamespace(blocked=[], outputs=list), pipeline, None, partitions, None, option
+        context, SimpleNamespace(blocked=[], outputs=list), pipeline, None, partitions, option
     )
     report.listen(RunPlanned(RunPlan(pipeline, (), (), {}, {}, "", None)))
     return report
@@ -270,6 +271,20 @@ def test_the_failure_has_the_first_five_errors_in_full_and_the_log_the_others(tm
     assert raised.value.description.count("frames") == 5
     logs = "What the workers wrote: `vane-dagster logs 3f9c21aa docs/a --address head:1`"
     assert raised.value.description.endswith(f"The log has 2 more\n\n{logs}")
+
+
+def test_the_failure_has_the_failed_blocking_checks_too(tmp_path):
+    report = reporting([], tmp_path, partitions=["x", "y", "z"])
+    report.listen(Failed("a", "z", vd.errors.UdfError("no row")))
+    failed = CheckResult("golden", False, True, "ERROR", "1 row differs", {}, "")
+    report._checks.blocked.append(("a", "x", failed))
+    with pytest.raises(dg.Failure) as raised:
+        list(report.results())
+    assert raised.value.description == (
+        "2 of 3 partitions failed ('x', 'z'). Finished parts are kept.\n\n"
+        "stage 'docs/a', partition 'z': no row\n\n"
+        "blocking checks: 1 failed\n    stage 'a', partition 'x': golden failed: 1 row differs"
+    )
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,20 @@ def test_failed_blocking_checks_upstream_are_said(tmp_path, store):
     assert [s.fragments for s in stored.stages[1:]] == [0, 0]
     assert list(stored.holdups) == [text.replace("'a'", "'b'")], "parts that are not committed"
     lowered = numbers(tmp_path, checks=[Below(500, blocking=True)])
-    assert lowered.plan("a", store=store).holdups == []  # the run evaluates the new check
+    (text,) = lowered.plan("a", store=store).holdups
+    assert text == (
+        "the blocking check 'below' of 'some', partition 'a' has no stored result; the run "
+        "evaluates it"
+    )
+
+
+def test_a_blocking_check_that_was_added_is_said_of_stages_that_are_up_to_date(tmp_path, store):
+    numbers(tmp_path).run(store=store, compute=InProcessCompute())
+    found = numbers(tmp_path, checks=[Below(50, blocking=True)]).plan(store=store)
+    assert found.is_up_to_date
+    (text,) = found.holdups
+    assert text.startswith("2 partitions (a, b), the first: the blocking check 'below' of 'some'")
+    assert numbers(tmp_path, checks=[Below(50, blocking=False)]).plan(store=store).holdups == []
 
 
 def test_pools_that_do_not_fit_are_said(tmp_path, store):
