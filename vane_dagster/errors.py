@@ -12,7 +12,14 @@ from vane_dagster._texts import listed
 
 
 class VaneError(Exception):
-    """Base of every error that vane_dagster raises on purpose. Known secrets are masked in it."""
+    """Base of every error that vane_dagster raises on purpose. Known secrets are masked in it.
+
+    Attributes:
+        is_permanent: Whether a retry of the step would fail in the same way, so that Dagster makes
+            none.
+    """
+
+    is_permanent = False
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(masked(arg) if isinstance(arg, str) else arg for arg in args))
@@ -21,9 +28,13 @@ class VaneError(Exception):
 class DefinitionError(VaneError):
     """A pipeline or stage is declared incorrectly. Raised where the user wrote it."""
 
+    is_permanent = True
+
 
 class SchemaError(VaneError):
     """A column or type does not match what a stage declared or needs."""
+
+    is_permanent = True
 
 
 class CodeIdentityError(DefinitionError):
@@ -84,6 +95,8 @@ class PreflightError(ComputeError):
 
 class BudgetError(VaneError):
     """A run has exhausted a stage's budget, or would exceed a limit of its config."""
+
+    is_permanent = True
 
 
 class IntegrityError(VaneError):

@@ -82,6 +82,8 @@ class WithheldError(StoreError):
 class BlockedError(VaneError):
     """Error of a partition with an upstream that failed a blocking check."""
 
+    is_permanent = True
+
     def __init__(self, upstream: str, check: CheckResult, former: ManifestName | None) -> None:
         kept = "; its former version stays in force" if former else ", and has no former version"
         super().__init__(

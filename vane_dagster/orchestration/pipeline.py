@@ -43,7 +43,8 @@ class Pipeline(declared.Pipeline):
         group_name: Dagster group of the source, and of stages without `group_name`. Default: the
             pipeline's name.
         pool: Dagster concurrency pool of the step.
-        retry_policy: Dagster retry policy of the step.
+        retry_policy: Dagster retry policy of the step. Errors that a retry would repeat, such as
+            a failed blocking check, a refused schema or a used budget, are not retried.
         op_tags: Dagster tags of the step.
 
     Raises:

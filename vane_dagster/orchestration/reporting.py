@@ -315,7 +315,7 @@ class RunReport:
             failed = names(key for key in self._partitions if key in keys)
             of = f"{len(keys)} of {len(self._partitions)} partitions failed ({failed})"
             texts.insert(0, f"{of}. Finished parts are kept.")
-        is_transient = bool(self._failed)
+        is_transient = not all(each.error.is_permanent for each in causes)
         return dg.Failure("\n\n".join(texts), metadata=self._shown, allow_retries=is_transient)
 
 

@@ -80,7 +80,8 @@ def materialize_step(
                     config,
                 )
         except VaneError as error:
-            raise dg.Failure(description=str(error)) from error.__cause__
+            retries = not error.is_permanent
+            raise dg.Failure(str(error), allow_retries=retries) from error.__cause__
         yield from report.results()
 
 

@@ -402,6 +402,7 @@ def work_fault(work: Work, error: BaseException) -> Fault:
         return Fault("DamagedPartError", str(error), part=error.part)
     if isinstance(error, VaneError):
         return Fault(type(error).__name__, str(error))
-    said = (isinstance(error, StageError) and str(error).strip()) or described(error)
+    is_permanent = isinstance(error, StageError)
+    said = (is_permanent and str(error).strip()) or described(error)
     of_stage = isinstance(error, EndpointRefused)
-    return Fault(kind, f"{where}: {said}", user_frames(error), of_stage=of_stage)
+    return Fault(kind, f"{where}: {said}", user_frames(error), "", of_stage, is_permanent)

@@ -76,6 +76,7 @@ class Fault:
         traceback: The traceback, from the user's first frame on if there is one.
         part: Name of the damaged part, if a part in the store is damaged.
         of_stage: Whether the stage has it in every partition.
+        is_permanent: Whether it is one even if its class is not; see `VaneError`.
     """
 
     kind: str
@@ -83,6 +84,7 @@ class Fault:
     traceback: str = ""
     part: str = ""
     of_stage: bool = False
+    is_permanent: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "message", masked(self.message))
@@ -93,7 +95,9 @@ class Fault:
         text = f"{self.message}\n\n{self.traceback}".rstrip()
         if self.kind == "DamagedPartError":
             return DamagedPartError(text, self.part)
-        return ERRORS.get(self.kind, VaneError)(text)
+        error = ERRORS.get(self.kind, VaneError)(text)
+        error.is_permanent |= self.is_permanent
+        return error
 
 
 class SharedSeconds:

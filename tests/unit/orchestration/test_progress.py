@@ -33,7 +33,7 @@ from vane_dagster.orchestration.resources import command_option
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.servers.launch import Endpoint, ServerStatus
 from vane_dagster.storage.manifest import CheckResult
-from vane_dagster.worker.reports import LoadReport
+from vane_dagster.worker.reports import Fault, LoadReport
 
 
 class Log:
@@ -271,6 +271,29 @@ def test_the_failure_has_the_first_five_errors_in_full_and_the_log_the_others(tm
     assert raised.value.description.count("frames") == 5
     logs = "What the workers wrote: `vane-dagster logs 3f9c21aa docs/a --address head:1`"
     assert raised.value.description.endswith(f"The log has 2 more\n\n{logs}")
+
+
+@pytest.mark.parametrize(
+    ("errors", "retried"),
+    [
+        ([vd.errors.SchemaError("x")], False),
+        ([vd.errors.CodeIdentityError("x"), vd.errors.BudgetError("y")], False),
+        ([vd.errors.BudgetError("x"), vd.errors.StoreError("y")], True),
+        ([vd.errors.UdfError("x")], True),
+        ([Fault("UdfError", "x", is_permanent=True).error()], False),
+        ([], False),  # blocking checks alone
+    ],
+)
+def test_dagster_retries_a_step_unless_all_causes_are_permanent(tmp_path, errors, retried):
+    report = reporting([], tmp_path)
+    for error in errors:
+        report.listen(Failed("a", None, error))
+    report._checks.blocked.append(
+        ("a", None, CheckResult("golden", False, True, "ERROR", "1 row differs", {}, ""))
+    )
+    with pytest.raises(dg.Failure) as raised:
+        list(report.results())
+    assert raised.value.allow_retries == retried
 
 
 def test_the_failure_has_the_failed_blocking_checks_too(tmp_path):

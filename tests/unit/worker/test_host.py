@@ -98,6 +98,7 @@ def test_the_error_of_a_stage_has_no_ids_and_no_frames_of_the_package(host, erro
     _, report = host.run(WORK, ROWS)
     assert str(report.fault.error()) == "stage 'docs/m', fragment 0: wrong key"
     assert report.fault.of_stage == (error is EndpointRefused)
+    assert report.fault.error().is_permanent
 
     host.hold(ModelSpec("refuse", False, b""), refusing(error, "theirs.py"))
     _, report = host.run(WORK, ROWS)
