@@ -209,8 +209,8 @@ def _state(pool: _Pool) -> str:
 
 
 HEADER = (
-    "POOL", "IDENTITY", "STATE", "ACTORS", "PIDS", "DEVICE", "NODE", "URL", "LEASES", "IDLE",
-    "BATCHES", "LOAD",
+    "POOL", "STAGES", "IDENTITY", "STATE", "ACTORS", "PIDS", "DEVICE", "NODE", "URL", "LEASES",
+    "IDLE", "BATCHES", "LOAD",
 )  # fmt: skip
 
 
@@ -220,6 +220,7 @@ def row(pool: _Pool) -> tuple[str, ...]:
     loads = [worker["load_seconds"] for worker in workers if worker.get("load_seconds")]
     return (
         pool["label"],
+        joined(pool["stages"]),
         pool["identity"],
         _state(pool),
         str(len(workers)),

@@ -161,6 +161,7 @@ class PoolManager:
         return {
             "identity": identity,
             "label": pool.claim.label,
+            "stages": list(pool.claim.stages),  # that last leased it
             "server": pool.claim.server,
             "bundle": dict(pool.claim.bundle),
             "leases": [lease.run_id for lease in holders],

@@ -91,6 +91,7 @@ class PoolInfo(TypedDict):
 
     identity: str
     label: str
+    stages: list[str]
     server: str
     bundle: dict[str, float]
     leases: list[str]

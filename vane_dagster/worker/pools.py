@@ -62,6 +62,7 @@ class _Pool:
         stop_seconds: Seconds that a worker needs at most to stop its server.
         per_node: Maximum number of workers on one node; None for any number.
         ranks: Number of equal shares of the bundle, each of which may be on a node of its own.
+        stages: The run's stages that call the model, such as "docs/embedding".
     """
 
     identity: str
@@ -74,6 +75,7 @@ class _Pool:
     stop_seconds: float = 0.0
     per_node: int | None = None
     ranks: int = 1
+    stages: tuple[str, ...] = ()
 
     @property
     def shares(self) -> list[Mapping[str, float]]:
@@ -115,7 +117,6 @@ class PoolSpec(_Pool):
             computes.
         uses: Identities of the pools of servers that the code calls, by the servers' keys.
         idle_seconds: Seconds that the pool stays warm without a lease; None for the backend's.
-        stages: The run's stages that call the model, such as "docs/embedding".
     """
 
     model: ModelSpec | None = None
@@ -126,7 +127,6 @@ class PoolSpec(_Pool):
     on_driver: bool = False
     uses: Mapping[str, str] = field(default_factory=dict)
     idle_seconds: float | None = None
-    stages: tuple[str, ...] = ()
 
     def request(self, idle_seconds: float = IDLE_SECONDS) -> PoolRequest:
         """Return what the pool manager needs."""

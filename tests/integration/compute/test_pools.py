@@ -143,13 +143,14 @@ def test_pools_are_loaded_failed_grown_listed_and_evicted(
     (leased,) = [pool for pool in pools if pool["label"] == "Leased"]
     assert {w["state"] for w in model["workers"]} == {"ready"}
     assert sum(w["batches"] for w in model["workers"]) == 24
-    assert leased["leases"] == ["a-run-of-mine"]
+    assert (model["leases"], leased["leases"]) == ([], ["a-run-of-mine"])
+    assert model["stages"] == ["docs/good"]
     assert leased["workers"][0]["state"] == "starting"
     assert [pool["label"] for pool in pools if pool["identity"] == "io"] == ["read and write"]
     header, *lines = call().output.splitlines()
     assert header.split() == [
-        "POOL", "IDENTITY", "STATE", "ACTORS", "PIDS", "DEVICE", "NODE", "URL", "LEASES", "IDLE",
-        "BATCHES", "LOAD",
+        "POOL", "STAGES", "IDENTITY", "STATE", "ACTORS", "PIDS", "DEVICE", "NODE", "URL", "LEASES",
+        "IDLE", "BATCHES", "LOAD",
     ]  # fmt: skip
     assert any(all(str(pid) in line for pid in pids) for line in lines)
     refused = call("evict", "leased")

@@ -62,6 +62,14 @@ def test_a_request_that_is_not_repeated_loses_its_place(pool_state):
     granted(pool_state, "3", claim("c", GPU=1), now=20.0)
 
 
+def test_a_pool_knows_the_stages_that_leased_it_last(pool_state):
+    for stage in ("docs/embedding", "mail/embedding"):
+        asked = replace(spec("m"), stages=(stage,)).request()
+        assert ask(pool_state, stage, asked) is not None
+        pool_state.release(stage, 1.0)
+    assert pool_state.pools["m"].claim.stages == ("mail/embedding",)
+
+
 def test_a_request_asked_twice_has_one_lease(pool_state):
     first, again = (granted(pool_state, "1", claim("a", (2, 2), CPU=1)) for _ in range(2))
     assert again.workers == first.workers
