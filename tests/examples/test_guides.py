@@ -147,7 +147,7 @@ def _(setup: Setup, request: pytest.FixtureRequest) -> None:
 @guide("tuning")
 def _(setup: Setup, request: pytest.FixtureRequest) -> None:
     # On a busy machine workers take so long to start that warm ones would save more.
-    setup.replaced["1.8 times as fast with concurrency=4 in place of 1"] = "..."
+    setup.replaced["1.8 times as fast with concurrency=4 instead of 1"] = "..."
 
 
 @guide("vllm")

@@ -20,8 +20,8 @@ from vane_dagster.fingerprint.code_strings import syntax_tree
 ROOT = Path(vane_dagster.__file__).parent
 ORDER = [
     "_lazy", "_failpoints", "_secrets", "_texts", "errors", "retries", "_home",
-    "_arguments", "_container", "_keywords", "_private_folder", "_worker_process", "types", "servers",
-    "providers", "fingerprint", "storage", "_user_errors", "sources",
+    "_arguments", "_container", "_keywords", "_private_folder", "_worker_process", "types",
+    "servers", "providers", "fingerprint", "storage", "_user_errors", "sources",
     "checks", "pipeline", "planning", "worker", "events", "compute", "engine", "tracing",
     "orchestration", "cli", "testing",
 ]  # fmt: skip

@@ -87,7 +87,8 @@ class Advice:
             f"{count(pool.workers, 'worker')} computed {shares['computing']:.0%} of the time{limit}"
         )
         if not self.option:
-            return f"{text}, and no option is predicted to save {_LEAST_GAIN - 1:.0%} and a second"
+            least = f"{_LEAST_GAIN - 1:.0%} and at least a second"
+            return f"{text}. No option is predicted to save {least}"
         return f"{text}. Predicted: the run is {self.gain:.1f} times as fast with {self.option}"
 
 
@@ -158,7 +159,7 @@ def _options(
         yield 'small_files="group" of vd.parquet', outside * (1 - 1 / groups)
     if slowest.shares["input"] > _MOST_WAITING:
         workers = 0
-    smaller = f"fragment_rows={fragment_rows // _FRAGMENTS}, a quarter of now"
+    smaller = f"fragment_rows={fragment_rows // _FRAGMENTS}, a quarter of the current value"
     if workers > slowest.workers and not slowest.limited_by:
         saved = slowest.least_seconds - max(next_slowest, slowest.computing / workers)
         if passed >= 2 * workers:  # a worker computes a whole fragment, as long as now
@@ -168,14 +169,14 @@ def _options(
         elif slowest.workers < cpus:
             yield smaller, saved
         else:
-            yield f"{workers} CPUs that read and write, in place of {slowest.workers}", saved
+            yield f"{workers} CPUs for reading and writing instead of {slowest.workers}", saved
     if passed and fragment_rows >= _FRAGMENTS:
         first = sum(pool.least_seconds for pool in others) / passed
         room = slowest.room / max(1, slowest.workers)
         yield smaller, first * (1 - 1 / _FRAGMENTS) + room
     if not wave.is_cluster:
         yield (
-            "warm workers, as RayCompute keeps them from run to run",
+            "warm workers, which RayCompute keeps between runs",
             _with_loads(wave.slowest_start) - slowest.least_seconds,
         )
 
@@ -192,9 +193,9 @@ def _more_workers(wave: WaveTime, pool: PoolTime, workers: int) -> str:
         for name, total in wave.resources.items()
         if reserved.get(name, 0.0) > total
     ]
-    text = f"concurrency={workers} in place of {pool.workers}"
+    text = f"concurrency={workers} instead of {pool.workers}"
     if short:
-        return f"{text}, for which there are {' and '.join(short)} too few"
+        return f"{text}, which needs {' and '.join(short)} more than there are"
     cpus = wave.resources.get("CPU", math.inf)
     if workers > cpus and "GPU" not in pool.bundle:
         return f"{text}, if its code waits more than it computes: there are {cpus:g} CPUs"

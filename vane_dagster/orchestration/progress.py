@@ -155,12 +155,12 @@ class _StageSummary(defaultdict[str, Any]):
             retried = f"{count(self['retries'], 'call')} retried"
             lines.append(retried + limited * bool(self["rate_limited"]))
         if pool is not None and pool.workers:
-            shown = {"input": "waiting for input", "room": "waiting for room"}
+            shown = {"input": "waiting for input", "room": "waiting for memory"}
             texts = {shown.get(name, name): f"{share:.0%}" for name, share in pool.shares.items()}
             shares = [f"{name} {share}" for name, share in texts.items() if share != "0%"]
             lines.append(f"{count(pool.workers, 'worker')}: {', '.join(shares)}")
             if self.in_code:
-                lines.append(f"{self.in_code:.0%} of the computing in your code")
+                lines.append(f"{self.in_code:.0%} of the computing time in your code")
         if self["committed"]:
             lines.append(f"fragments: {self['computed']:,} computed, {self['reused']:,} reused")
         if self["quarantined"]:
@@ -282,7 +282,8 @@ class RunSummary:
         lines += [f"  {name}: {stage.text(self._pool(name))}" for name, stage in named]
         if self.expected:
             until = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.expected))
-            lines.append(f"  submitted, expected by {until}; `vane-dagster batches collect` looks")
+            collect = "`vane-dagster batches collect`"
+            lines.append(f"  batches submitted, expected to end by {until}; then run {collect}")
         lines += [
             f"  {'' if use.kind == 'server' else f'{use.kind} '}{name}: {use}"
             for name, use in self.models.items()

@@ -304,11 +304,11 @@ class RunReport:
         errors = self._errors.texts()
         texts = errors[:_SHOWN]
         if (more := len(errors) - _SHOWN) > 0:
-            texts.append(f"The log has {more} more")
+            texts.append(f"The log has {more} more errors")
         causes = [each for each in self._failed if each.because is None]
         commands = dict.fromkeys(map(self._logs, causes))
         if shown := list(filter(None, commands)):
-            texts.append(f"What the workers wrote: {', '.join(shown)}")
+            texts.append(f"Output of the workers: {', '.join(shown)}")
         if blocked:
             texts.append(f"blocking {describe_checks(blocked)}")
         if len(self._partitions) > 1:

@@ -77,8 +77,8 @@ def upstream_changed(stage: str) -> str:
 def changed(before: Iterable[Component], now: Iterable[Component]) -> Mapping[str, str]:
     """Return the components that changed or are new, then those that are gone, and which it is."""
     then, today = map(_by_name, (before, now))
-    changes = {name: "changed" if name in then else "counts now" for name in today}
-    changes |= {name: "no longer counts" for name in then if name not in today}
+    changes = {name: "changed" if name in then else "is now used" for name in today}
+    changes |= {name: "is no longer used" for name in then if name not in today}
     return {name: how for name, how in changes.items() if then.get(name) != today.get(name)}
 
 
@@ -93,7 +93,7 @@ def _by_name(components: Iterable[Component]) -> Mapping[str, Sequence[str]]:
 def _changed_types(before: pa.Schema, now: pa.Schema) -> list[str]:
     then, today = ({f.name: type_name(f.type) for f in each} for each in (before, now))
     changed = [name for name, kind in then.items() if today.get(name, kind) != kind]
-    return [f"column {name!r} is {today[name]} and was {then[name]}" for name in changed]
+    return [f"column {n!r} changed from {then[n]} to {today[n]}" for n in changed]
 
 
 def _changed_files(before: Iterable[FileRecord], now: Iterable[FileRecord]) -> Causes:

@@ -131,11 +131,11 @@ class StageForecast:
     def _costs(self) -> Iterator[str]:
         hint = "; --sample 50 measures it" if self.is_sampled_on_request else ""
         if self.seconds is None or self.worker_seconds is None:
-            unknown = f"unknown, because the store has nothing to measure by{hint}"
+            unknown = f"unknown without stored results{hint}"
             yield unknown if self.rows else "less than a second"
             return
         shared = self.seconds != self.worker_seconds and self.seconds[1] >= 1
-        yield _times(self.seconds) + f" ({_times(self.worker_seconds)} of workers)" * shared
+        yield _times(self.seconds) + f" ({_times(self.worker_seconds)} of worker time)" * shared
         if self.sampled:
             yield f"measured on a sample of {count(self.sampled, 'row')}"
         if self.load_seconds and self.load_seconds >= 1:
@@ -146,7 +146,7 @@ class StageForecast:
         if self.cost:
             yield f"a price of {between(self.cost)}"
         if self.before_edit:
-            yield f"by results from before the edit{hint}"
+            yield f"estimated from results before the edit{hint}"
 
 
 @dataclass(frozen=True)
@@ -213,15 +213,15 @@ class Forecast(Printed):
         if (in_all := [*self._in_all()]) and sum(bool(each.fragments) for each in self.stages) > 1:
             unknown = [each.stage for each in self.stages if each.rows and not each.seconds]
             without = f", without {names(unknown)}" if unknown else ""
-            lines.append(f"  in all{without}: {', '.join(in_all)}")
-        lines += [f"  may hold it up: {text}" for text in self.holdups]
+            lines.append(f"  total{without}: {', '.join(in_all)}")
+        lines += [f"  may stop or delay it: {text}" for text in self.holdups]
         lines += [f"  warning: {text}" for text in self.warnings]
         return "\n".join(lines)
 
     def _in_all(self) -> Iterator[str]:
         """Yield what all stages with a known cost take together."""
         if self.seconds:
-            yield f"{_times(self.seconds)} on the clock"
+            yield f"{_times(self.seconds)} elapsed"
         for taken, text in (("tokens", "{} tokens"), ("cost", "a price of {}")):
             if (total := _total(self, taken))[1]:
                 yield text.format(between(total))
@@ -321,13 +321,13 @@ def check_limits(
             raise BudgetError(
                 f"pipeline {plan.pipeline.name!r}: the run would {text.format(between(total))}, "
                 f"and its {name} is {amount(most, 6)}; nothing was computed. Raise {name}, or run "
-                "fewer partitions or stages; `vane-dagster plan --rows` says what is due, and why"
+                "fewer partitions or stages; `vane-dagster plan --rows` shows what is due, and why"
             )
         for stage in forecasted.stages:
             is_priced = _is_priced(plan.pipeline[stage.stage].spec, field, gpu_hour_price)
             if stage.fragments and is_priced and not getattr(stage, field):
-                why = "because no stored results measure its cost"
-                yield f"{stage.stage}: {name} does not count it, {why}"
+                why = "because it has no stored results to estimate from"
+                yield f"{stage.stage}: {name} does not include it, {why}"
 
 
 def _total(forecasted: Forecast, field: str) -> Interval:

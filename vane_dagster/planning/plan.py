@@ -247,7 +247,7 @@ class RunPlan:
             if due:
                 stored = sum(len(p.stages[stage].parts) for p in self.partitions if p.key in due)
                 line += (
-                    f", {len(due):,} not ({describe(due, total)}); fragments: "
+                    f", {len(due):,} out of date ({describe(due, total)}); fragments: "
                     f"{self.missing(stage):,} to compute, {stored:,} in the store"
                 )
             lines.append(line)

@@ -47,7 +47,7 @@ def test_what_workers_wrote_is_read_by_run_and_stage(tmp_path, cluster):
         (event,) = instance.fetch_observations(key, limit=1).records
         command = f"vane-dagster logs {run[:8]} talk/crashes --name tests"
         assert event.asset_observation.metadata["logs"].value == f"`{command}`"
-        assert failure(result).endswith(f"What the workers wrote: `{command}`")
+        assert failure(result).endswith(f"Output of the workers: `{command}`")
 
     # The workers that wrote it are dead.
     shown = call("logs", run[:8], "talk/crashes").output

@@ -51,7 +51,7 @@ def test_a_run_logs_progress_prints_a_summary_and_errors(tmp_path, materialize, 
     assert re.search(
         r"finished in \d.*, plan \d.*, connection \d.*, first worker \d.*\n"
         r"  slept: partitions: 1 committed; 20 rows in .* rows/s; "
-        r"\d workers?: computing \d+%, .*; \d+% of the computing in your code; "
+        r"\d workers?: computing \d+%, .*; \d+% of the computing time in your code; "
         r"fragments: 1 computed, 0 reused\n  model Slow: \d started in .*\n  bottleneck: .*'slept'",
         log,
     ), log

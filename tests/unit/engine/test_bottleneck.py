@@ -31,13 +31,13 @@ def advised(
     ("pools", "option", "saved"),
     [
         # As many workers as make it as fast as the next one, and at most four times as many.
-        ([pool("a", 2, 180), pool("b", 1, 30)], "concurrency=6 in place of 2", 60),
-        ([pool("a", 2, 180), pool("b", 1, 1)], "concurrency=8 in place of 2", 67.5),
-        ([pool("io", 2, 180), pool("b", 1, 60)], "3 CPUs that read and write, in place of 2", 30),
+        ([pool("a", 2, 180), pool("b", 1, 30)], "concurrency=6 instead of 2", 60),
+        ([pool("a", 2, 180), pool("b", 1, 1)], "concurrency=8 instead of 2", 67.5),
+        ([pool("io", 2, 180), pool("b", 1, 60)], "3 CPUs for reading and writing instead of 2", 30),
         # Few fragments: the first one passes all stages before the last stage has work.
-        ([pool("a", 1, 40), pool("b", 1, 36)], "fragment_rows=250, a quarter of now", 13.5),
+        ([pool("a", 1, 40), pool("b", 1, 36)], "fragment_rows=250, a quarter of the curr", 13.5),
         # Loads, and memory.
-        ([pool("a", 2, 60, loading=80), pool("b", 1, 29)], "warm workers, as RayCompute", 40),
+        ([pool("a", 2, 60, loading=80), pool("b", 1, 29)], "warm workers, which RayCompute", 40),
         ([pool("a", 2, 60, room=60), pool("b", 1, 29)], "fragment_rows=250, a quarter", 30),
     ],
 )
@@ -60,8 +60,8 @@ def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
     assert advised(pool("a", 0, 0)) is None
     found = advised(pool("a", 2, 6), pool("b", 1, 3))
     assert str(found) == (
-        "bottleneck: 'a', whose 2 workers computed 100% of the time, and no option is "
-        "predicted to save 10% and a second"
+        "bottleneck: 'a', whose 2 workers computed 100% of the time. No option is "
+        "predicted to save 10% and at least a second"
     )
     started = advised(pool("a", 2, 10, loading=30))
     assert str(started).startswith(
@@ -80,10 +80,10 @@ def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
 @pytest.mark.parametrize(
     ("pools", "in_code", "option"),
     [
-        ([pool("a", 2, 160, input=40)], 1.0, "concurrency=8 in place of 2, if its code waits"),
-        ([pool("a", 1, 80, input=20)], 0.2, "concurrency=2 in place of 1"),
+        ([pool("a", 2, 160, input=40)], 1.0, "concurrency=8 instead of 2, if its code waits"),
+        ([pool("a", 1, 80, input=20)], 0.2, "concurrency=2 instead of 1"),
         ([pool("a", 2, 160, input=40)], 0.2, ""),  # as many as CPUs, and its code does not wait
-        ([pool("a", 2, 160, input=40, bundle={"GPU": 1})], 0.2, "concurrency=8 in place of 2"),
+        ([pool("a", 2, 160, input=40, bundle={"GPU": 1})], 0.2, "concurrency=8 instead of 2"),
         ([pool("a", 2, 50, input=150)], 1.0, ""),
         ([pool("io", 2, 50, input=150)], 1.0, ""),
     ],

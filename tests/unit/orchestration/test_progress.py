@@ -124,7 +124,7 @@ def test_the_summary_adds_up_what_was_done():
     clock.now = 75.0
     advice = (
         "bottleneck: 'embedding', whose 2 workers computed 80% of the time. Predicted: the run is "
-        "2.5 times as fast with concurrency=8 in place of 2, for which there are 6 GPU too few"
+        "2.5 times as fast with concurrency=8 instead of 2, which needs 6 GPU more than there are"
     )
 
     assert summary.text().splitlines() == [
@@ -132,7 +132,8 @@ def test_the_summary_adds_up_what_was_done():
         "  embedding: partitions: 2 committed, 1 up to date (4,000 rows in 12 fragments); "
         "1,000 rows (900 computed, 100 copied) in 3.0 s, 333 rows/s; "
         "2 workers: computing 80%, waiting for input 10%, loading 10%; "
-        "93% of the computing in your code; fragments: 2 computed, 2 reused; 4 rows quarantined",
+        "93% of the computing time in your code; fragments: 2 computed, 2 reused; "
+        "4 rows quarantined",
         "  model Model: 1 started in 6.3 s, 1 warm",
         "  function clean: 1 started in 17 s, 0 warm",
         f"  {advice}",
@@ -269,8 +270,8 @@ def test_the_failure_has_the_first_five_errors_in_full_and_the_log_the_others(tm
     with pytest.raises(dg.Failure) as raised:
         list(report.results())
     assert raised.value.description.count("frames") == 5
-    logs = "What the workers wrote: `vane-dagster logs 3f9c21aa docs/a --address head:1`"
-    assert raised.value.description.endswith(f"The log has 2 more\n\n{logs}")
+    logs = "Output of the workers: `vane-dagster logs 3f9c21aa docs/a --address head:1`"
+    assert raised.value.description.endswith(f"The log has 2 more errors\n\n{logs}")
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,10 @@ BELOW = {
 @pytest.mark.parametrize(
     ("edit", "cause"),
     [
-        ({"fn": triple}, "code of double no longer counts"),
-        ({"fn_kwargs": {"by": 3}}, "argument \"fn_kwargs['by']\" counts now"),
+        ({"fn": triple}, "code of double is no longer used"),
+        ({"fn_kwargs": {"by": 3}}, "argument \"fn_kwargs['by']\" is now used"),
         ({"columns": ["id", "n"]}, "option 'columns' changed"),
-        ({"keyed_env_vars": ["HOME"]}, "environment variable 'HOME' counts now"),
+        ({"keyed_env_vars": ["HOME"]}, "environment variable 'HOME' is now used"),
     ],
 )
 def test_an_edit_is_named_and_downstream_stages_name_their_upstream(tmp_path, store, edit, cause):
@@ -152,7 +152,7 @@ def test_other_causes(tmp_path, store, empty):
 def test_a_column_of_a_new_file_that_has_another_type_is_named(tmp_path, store):
     write_source(tmp_path / "src", {"id": ["x"], "n": [0.5], "text": ["x"]}, "c.parquet")
     causes = found(tmp_path, store)["clean"]
-    assert causes == {"new files": 1, "column 'n' is DOUBLE and was BIGINT": 1}
+    assert causes == {"new files": 1, "column 'n' changed from BIGINT to DOUBLE": 1}
 
 
 def test_causes_of_many_partitions_fit_in_a_line():

@@ -44,8 +44,8 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             [
                 "2 of 3 partitions: 1,200 rows in 4 fragments",
                 "because: code of Model changed in 2 partitions (a, b)",
-                "cost: 1.0 s to 2.0 s, a price of 0.0000024 to 0.000031, by results from before "
-                "the edit; --sample 50 measures it",
+                "cost: 1.0 s to 2.0 s, a price of 0.0000024 to 0.000031, estimated from results "
+                "before the edit; --sample 50 measures it",
             ],
         ),
         (
@@ -69,8 +69,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             [
                 "2 of 3 partitions: 1,200 rows in 4 fragments",
                 "because: code of Model changed in 2 partitions (a, b)",
-                "cost: unknown, because the store has nothing to measure by; --sample 50 "
-                "measures it",
+                "cost: unknown without stored results; --sample 50 measures it",
             ],
         ),
         (
@@ -78,7 +77,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             [
                 "2 of 3 partitions: 1,200 rows in 4 fragments",
                 "because: code of Model changed in 2 partitions (a, b)",
-                "cost: unknown, because the store has nothing to measure by",
+                "cost: unknown without stored results",
             ],
         ),
         (
@@ -96,7 +95,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             [
                 "2 of 3 partitions: at most 1,200 rows in 4 fragments",
                 "because: 7 new files in 1 partition (a), force in 1 partition (b)",
-                "cost: 2 min 30 s to 5 min 0 s (5 min 0 s to 10 min 0 s of workers), "
+                "cost: 2 min 30 s to 5 min 0 s (5 min 0 s to 10 min 0 s of worker time), "
                 "measured on a sample of 50 rows, "
                 "12 s to load the model where it is not loaded, up to 0.25 GPU hours, "
                 "1,000,000 to 2,000,000 tokens, a price of 0.5",
@@ -139,8 +138,8 @@ def test_a_forecast_is_text_and_plain_values():
         "  not planned: partition '2026-01-01': no files",
         "  not planned: partition '2026-01-02': ?",
         "  not planned: stage 'c': the first run infers it",
-        "  in all: 1 min 0 s to 3 min 0 s on the clock",
-        "  may hold it up: vllm 'm' has to start",
+        "  total: 1 min 0 s to 3 min 0 s elapsed",
+        "  may stop or delay it: vllm 'm' has to start",
         "  warning: 'x' is a text",
     ]
     first = json.loads(json.dumps(found.to_dict()))["stages"][0]
@@ -154,10 +153,10 @@ def test_the_tokens_and_prices_of_all_stages_are_added_up():
     second = stage("b", **given, tokens=(10.0, 10.0), cost=(0.25, 0.5))
     known = str(Forecast("docs", [first, stage("io", **given), second], {})).splitlines()
     sums = "1,010 to 2,010 tokens, a price of 0.75 to 1.5"
-    assert known[-1] == f"  in all: 2.0 s to 9.0 s on the clock, {sums}"
+    assert known[-1] == f"  total: 2.0 s to 9.0 s elapsed, {sums}"
     some = str(Forecast("docs", [first, stage("new"), second], {})).splitlines()
-    assert some[-1] == f"  in all, without 'new': {sums}"
-    assert "in all" not in str(Forecast("docs", [first], {}))
+    assert some[-1] == f"  total, without 'new': {sums}"
+    assert "total" not in str(Forecast("docs", [first], {}))
     as_dict = Forecast("docs", [first, second], {}).to_dict()
     assert (as_dict["tokens"], as_dict["cost"]) == ((1010.0, 2010.0), (0.75, 1.5))
 
@@ -187,7 +186,7 @@ def test_limits_count_the_highest_cost_of_what_is_due(monkeypatch):
 
     assert check() == []
     (unknown,) = check(max_gpu_hours=3.0)
-    assert unknown.startswith("new: max_gpu_hours does not count it, because no stored results")
+    assert unknown.startswith("new: max_gpu_hours does not include it, because it has no stored")
     with pytest.raises(BudgetError, match="would take 1 to 3 GPU hours, and its max_gpu_hours is"):
         check(max_gpu_hours=2.9)
     with pytest.raises(BudgetError, match="would cost 5 to 10, and its max_cost is 9"):
@@ -318,7 +317,9 @@ def test_results_from_before_an_edit_are_a_measure_that_is_named_and_sampled(sto
     assert not stored.plan(docs, "b").stages[0].before_edit
     found = stored.plan(edited, "b").stages[0]
     assert found.before_edit
-    assert [*found.lines()][2].endswith("by results from before the edit; --sample 50 measures it")
+    assert [*found.lines()][2].endswith(
+        "estimated from results before the edit; --sample 50 measures it"
+    )
 
     sampled = stored.plan(edited, "b", compute=InProcessCompute(), sample=5).stages[0]
     assert (sampled.before_edit, sampled.sampled) == (False, 5)

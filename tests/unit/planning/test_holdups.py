@@ -109,7 +109,7 @@ def test_a_sample_asks_nothing_twice(tmp_path, store, passing, reached, reuse):
     assert len(label) == 20 + again
     assert set(label) == {f"label {n}" for n in range(20)}
     assert len(asked) - len(label) == (reached + again if reached else 0)
-    unreached = "because the store has nothing to measure by\n"
+    unreached = "cost: unknown without stored results\n"
     assert str(found).count(unreached) == (0 if reached else 2)
     assert (found.stages[2].cost is None) == (not reached)
 

@@ -380,8 +380,8 @@ def test_a_printed_plan_counts_the_partitions_that_are_not_up_to_date(tmp_path, 
         return str(planned).splitlines()[1]
 
     assert shown("a", "b") == (
-        "  clean: 0 of 2 partitions up to date, 2 not (not computed before); fragments: 2 to "
-        "compute, 0 in the store"
+        "  clean: 0 of 2 partitions up to date, 2 out of date (not computed before); fragments: "
+        "2 to compute, 0 in the store"
     )
     assert shown("a", "b") == "  clean: 2 of 2 partitions up to date"
     (tmp_path / "src" / "a" / "data.parquet").write_bytes(b"damaged")
