@@ -46,7 +46,7 @@ def quarantine(
 
     With --retry, a run computes these rows again, and the downstream rows made from them, with the
     store and the compute resource of the definitions. Rows that fail again are listed. If other
-    rows of these stages are due too, for example after an edit, no run begins, and the command fails
+    rows of these stages are due too, for example after an edit, no run begins: the command fails
     and shows the plan.
 
     Example: vane-dagster quarantine docs/embedding --retry -f definitions.py
