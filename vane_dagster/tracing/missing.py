@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
-from vane_dagster._texts import in_partition
+from vane_dagster._texts import count, in_partition
 from vane_dagster.errors import StoreError, TraceError, names
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.manifest import FileSpan, Manifest
@@ -70,8 +70,28 @@ def left_out(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str 
             of_parent = len(above.keys) != len(manifest.keys)
             return f"Its {above.keys[0]} is {lacked!r}. {reason}" if of_parent else reason
     if has is None:
-        return None
+        return _parent(manifest_index, manifest, id) if manifest.info.get("children") else None
     return f"It is in {has[0]}, and was {leaving(manifest_index, manifest, has[1], [id])}"
+
+
+def _parent(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str | None:
+    """Describe the row that a fan-out would have made a row from; None if the id does not tell."""
+    text, (upstream,) = str(id).rpartition("-")[0], manifest.reads
+    hit: tuple[int, *tuple[Any, ...]] | None = None
+    with suppress(FileNotFoundError, StoreError, TraceError):
+        parent = manifest_index.converted(manifest, 1, manifest.stage, text)
+        described = f"It would be made from {manifest.keys[1]} {parent!r}"
+        if upstream == SOURCE:
+            hit = search_source(manifest_index, manifest, parent)
+        elif above := manifest_index.above(manifest, upstream):
+            hit = manifest_index.locate(above, parent)
+            if hit is None and (reason := left_out(manifest_index, above, parent)):
+                return f"{described}. {reason}"
+        if hit and (made := manifest_index.find(manifest, hit[0], {1: {parent: None}})):
+            return f"{described}, as {count(len(made), 'row')} of the stage"
+        if hit:
+            return f"{described}, which was {leaving(manifest_index, manifest, hit[0], [parent])}"
+    return None
 
 
 def leaving(

@@ -379,6 +379,12 @@ def halved(id: int) -> list[int]:
     return [0, 1]
 
 
+def two_frames(id: int) -> list[int]:
+    if id == 7:
+        raise ValueError("seven is refused")
+    return [0, 1]
+
+
 def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path):
     write_docs(tmp_path / "src")
     pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
@@ -394,9 +400,21 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path):
     pipeline.join("both", every, even)
     halves = every.flat_map("halves", halved, id="half", schema={"part": "INT"})
     pipeline.join("children", halves, even, children="rows")
+    frames = pipeline.flat_map(
+        "frames", two_frames, id="frame", schema={"part": "INT"}, on_error="quarantine"
+    )
+    frames.project("shown", ["part"])
     compute(pipeline, store(tmp_path))
 
     refused = "quarantined by 'docs/even': .*ValueError: .*seven is refused"
+    for stage in ("frames", "shown"):
+        made = "It would be made from id 7, which was quarantined by 'docs/frames': .*seven"
+        with pytest.raises(vd.errors.TraceError, match=made):
+            trace(tmp_path, f"docs/{stage}", "7-0", None)
+        with pytest.raises(vd.errors.TraceError, match="made from id 8, as 2 rows of the stage"):
+            trace(tmp_path, f"docs/{stage}", "8-2", None)
+        with pytest.raises(vd.errors.TraceError, match=r"has no row with frame 'x': [^.]*$"):
+            trace(tmp_path, f"docs/{stage}", "x", None)
     with pytest.raises(vd.errors.TraceError, match=f"row 22 of .*, and was {refused}"):
         trace(tmp_path, "docs/below", 7, None)
     with pytest.raises(
