@@ -194,10 +194,13 @@ def _require(
         )
     if missing and not allow_missing:
         several = len(missing) > 1
+        is_range = any(".." in str(key) for key in missing)
         raise StoreError(
             f"{asset!r}: partition{'s' * several} {names(missing)} {'were' if several else 'was'} "
             f"never materialized into {root}. Materialize first; vd.load and inputs can also "
             "leave them out, with allow_missing_partitions"
+            + ". A range is no key: pass a list of all keys"
+            * is_range
         )
 
 

@@ -113,6 +113,8 @@ def test_what_is_missing_is_named(local_store):
         keep(local_store, "docs", key, table(0, 2))
     with pytest.raises(vd.errors.StoreError, match=r"'docs': partitions 'x', 'y' were never"):
         vd.load("docs", ["x", KEYS[0], "y"], store=local_store)
+    with pytest.raises(vd.errors.StoreError, match=r"A range is no key: pass a list of all keys$"):
+        vd.load("docs", f"{KEYS[0]}..{KEYS[1]}", store=local_store)
     read = vd.load("docs", ["x", KEYS[0]], store=local_store, allow_missing_partitions=True)
     assert ids(read) == [0, 1]
     nothing = vd.load("docs", "x", store=local_store, allow_missing_partitions=True)
