@@ -70,7 +70,7 @@ def gc(root: str, as_json: bool, **policy: Any) -> None:
     files.
     """
     terms = GcPolicy(time.time(), **policy)
-    stages = 0
+    stages, changed = 0, False
     would = "would have " * terms.dry_run
     for stage in collect(open_store(root, "ROOT"), terms):
         stages += 1
@@ -79,6 +79,7 @@ def gc(root: str, as_json: bool, **policy: Any) -> None:
             continue
         changes = _changes(stage)
         if changes:
+            changed = True
             counted = [f"{verb} {_count(files, word)}" for verb, files, word in changes]
             click.echo(f"{stage.stage}: {would}{', '.join(counted)}")
         for url, reason in stage.unreadable.items():
@@ -87,6 +88,8 @@ def gc(root: str, as_json: bool, **policy: Any) -> None:
         raise click.ClickException(
             f"{root!r} holds no stage of any pipeline; is it a store's root?"
         )
+    if not (changed or as_json):
+        click.echo(f"No part of {count(stages, 'stage')} is to be deleted or marked.")
 
 
 @store.command("ls")
