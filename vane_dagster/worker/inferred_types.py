@@ -12,7 +12,7 @@ from vane_dagster.errors import SchemaError, UdfError, names
 from vane_dagster.pipeline.contracts import TYPES, RowCall, TypesCall
 from vane_dagster.types.kinds import mapped
 from vane_dagster.types.records import fields_of, fields_or_none
-from vane_dagster.types.schema import merged_types, plain_type, schema_record
+from vane_dagster.types.schema import merged_types, plain_type, schema_record, type_name
 from vane_dagster.types.tensors import is_element, stacked, tensor
 from vane_dagster.types.to_arrow import MAX_DIGITS, as_column, plain
 from vane_dagster.worker.kept_values import kept
@@ -95,7 +95,14 @@ def column_type(values: Any) -> pa.DataType:
     if given and all(isinstance(row, np.ndarray) and row.ndim > 1 for row in given):
         if (array := stacked(given)) is None:
             shapes = names(dict.fromkeys(row.shape for row in given))
-            raise TypeError(f"its arrays have the shapes {shapes}; expected one shape")
+            kind = pa.array(given[0].reshape(-1)[:0]).type
+            for _ in range(given[0].ndim):
+                kind = pa.list_(kind)
+            as_lists = f", or {type_name(kind)} in the schema: nested lists of any length"
+            is_alike = len({row.ndim for row in given}) == 1
+            raise TypeError(
+                f"its arrays have the shapes {shapes}; expected one shape{as_lists * is_alike}"
+            )
         return _array_type(array)
     rows = [_plain_times(kept(row)) for row in column]
     kind = mapped(pa.array(rows).type, _with_room)

@@ -21,7 +21,7 @@ from support.udf_calls import row_stage, run_stage
 from vane_dagster.errors import UdfError
 from vane_dagster.pipeline.contracts import TYPES
 from vane_dagster.pipeline.pipeline import Stage
-from vane_dagster.types.schema import merged_types, read_schema, schema_code
+from vane_dagster.types.schema import merged_types, parse_schema, read_schema, schema_code
 from vane_dagster.types.to_arrow import to_arrow
 from vane_dagster.worker.conversion import fitted
 from vane_dagster.worker.inferred_types import column_type
@@ -199,6 +199,16 @@ def test_a_column_without_a_type_in_arrow_is_refused(values: Any):
         with pytest.raises(vd.errors.UdfError, match="no type\\. Convert it by"):
             fitted(given, pa.field("a", pa.int64()), "here")
     assert fitted(columns["b"], pa.field("b", pa.int64()), "here").to_pylist() == [1]
+
+
+def test_the_error_of_ragged_arrays_names_the_type_to_declare():
+    ragged = [np.zeros((2, n), np.float32) for n in (3, 4)]
+    with pytest.raises(TypeError, match=r"shapes \(2, 3\), \(2, 4\); .*, or FLOAT\[\]\[\] in"):
+        column_type(ragged)
+    (field,) = parse_schema({"a": "FLOAT[][]"}, "here")
+    assert fitted(ragged, field, "here").to_pylist()[0] == [[0] * 3] * 2
+    with pytest.raises(TypeError, match=r"expected one shape$"):
+        column_type([*ragged, np.zeros((1, 1, 1), np.float32)])
 
 
 def test_tensors_of_torch_have_the_type_of_their_elements():
