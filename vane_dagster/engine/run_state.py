@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster._secrets import masked
 from vane_dagster.checks.builtin import ErrorRate, findings_of
 from vane_dagster.checks.compared import Compared
 from vane_dagster.compute.work_claims import Claims, Group, claim_key
@@ -118,6 +119,9 @@ class RunState:
 
     def begin(self) -> None:
         """Report completed partitions, and commit those that lack only a manifest."""
+        if self.plan.needed() and not self.plan.is_sample:
+            source = masked(self.pipeline.source.describe())
+            self.store.keep_source(self.pipeline.name, source)
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
             partitions = self.plan.partitions

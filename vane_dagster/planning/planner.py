@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from vane_dagster._secrets import masked
 from vane_dagster._texts import EqualErrors, in_partition
 from vane_dagster.errors import PlanError, SourceError, StoreError, VaneError, described
 from vane_dagster.fingerprint.hashing import digest
@@ -148,6 +149,12 @@ class _Planner:
         self._condemned = functools.cache(lambda stage: store.condemned(pipeline.name, stage))
         self._fitting: list[tuple[str, pa.Schema]] = []
         self.warnings = defaultdict[str | None, list[str]](list)
+        last = store.source(pipeline.name)
+        if last not in (None, masked(pipeline.source.describe())):
+            self.warnings[None].append(
+                f"{self.location}: its results in this store are of another source ({last}). If "
+                "that is another pipeline, rename one of the two"
+            )
         self.lost = set[tuple[str | None, str]]()  # partitions and stages with lost parts
         self.names: dict[str, Sequence[str]] = {}
 

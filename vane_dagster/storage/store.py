@@ -36,6 +36,7 @@ PUBLISHED = "~published"
 """The folder below a branch's root that its `write` stages publish into."""
 TARGET = "target.json"
 """The file with the target of a `write` stage."""
+_SOURCE = "source.json"
 BRANCH = "branch.json"
 """The file of a branch that names its fallback, from its first run on."""
 CONDEMNED = "condemned.json"
@@ -319,6 +320,16 @@ class Store:
         if self.target(pipeline, stage) != url:
             record = json.dumps({"url": url})
             self.root.child(pipeline, stage).write(TARGET, record.encode())
+
+    def source(self, pipeline: str) -> str | None:
+        """Return the description of the source of a pipeline's last run that computed."""
+        folder = self.root.child(pipeline)
+        return read_file(folder, _SOURCE, lambda record: str(record["source"]))
+
+    def keep_source(self, pipeline: str, source: str) -> None:
+        """Store the description of a pipeline's source."""
+        if self.source(pipeline) != source:
+            self.root.child(pipeline).write(_SOURCE, json.dumps({"source": source}).encode())
 
     def setting(
         self, pipeline: str, name: str, default: Mapping[str, Any], keep: bool = True

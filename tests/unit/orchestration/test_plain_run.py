@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import vane_dagster as vd
-from support.data import partitioned
+from support.data import partitioned, write_source
 from support.in_process import InProcessCompute, compute
 from support.reused import upper
 from vane_dagster.engine.row_lookups import RowLookups
@@ -130,6 +130,25 @@ def test_a_run_that_is_interrupted_prints_what_it_did(tmp_path, capsys):
     assert "stopped after" in printed
     assert "halved: partitions: " in printed
     assert "  checks: " in printed
+
+
+def test_a_pipeline_of_the_same_name_and_another_source_is_warned_of(tmp_path, capsys):
+    given = {"store": str(tmp_path / "store")}
+    made = {}
+    for team in ("a", "b"):
+        write_source(tmp_path / team, {"id": [1], "n": [len(team)]})
+        made[team] = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / team)), id="id")
+        made[team].project("some", ["n"])
+    made["a"].run(**given, compute=InProcessCompute())
+    assert not made["a"].plan(**given).warnings
+    for _ in range(2):  # a plan keeps nothing
+        (text,) = made["b"].plan(**given).warnings
+        assert text.startswith("pipeline 'docs': its results in this store are of another source")
+        assert f"{tmp_path}/a). If that is another pipeline, rename one of the two" in text
+    capsys.readouterr()
+    made["b"].run(**given, compute=InProcessCompute())
+    assert "results in this store are of another source" in capsys.readouterr().out
+    assert not made["b"].plan(**given).warnings
 
 
 def test_wrong_options_are_named(tmp_path):

@@ -168,6 +168,7 @@ def test_finished_partitions_plan_by_listings_alone(tmp_path):
         True
     ] * 10
     opened = {name: count for name, count in Counted.calls.items() if name.startswith("open")}
-    assert opened == {"open .json": 2}, "the rule of fragments, and whether it is a branch"
+    expected = "the rule of fragments, whether it is a branch, and the source of the last run"
+    assert opened == {"open .json": 3}, expected
     sources, manifests = 5, 2 * 6  # a local walk lists each folder on its own
     assert Counted.calls["list"] <= sources + manifests + 2
