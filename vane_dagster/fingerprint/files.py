@@ -7,7 +7,6 @@ large files in a private folder of the user, until its size, a time stamp or the
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import hashlib
 import os
 import re
@@ -37,7 +36,6 @@ _WHOLE = ("/", "/tmp", "/var/tmp", "/dev/shm", sys.prefix, sys.base_prefix)
 _TAGS = {"CACHEDIR.TAG", STORE_MARK}
 _SKIPPED = (".", "models--", "datasets--", "__pycache__", "lost+found")
 _WILD = re.compile(r"[*?\[{]")
-_PLACEHOLDER = re.compile(r"\{[^}]*\}")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class LocalFiles:
 
     Attributes:
         data: Paths or URL patterns of the pipeline's source and targets. For a folder that contains
-            one or lies in one, only the path counts; so does such a file that code names.
+            one or lies in one, only the path counts.
         code: Files of the definitions' code. For a folder that contains one, only the path counts.
         read: Whether content counts. If `version=` replaces it, paths count as plain strings, and
             objects without an identity count by their type.
@@ -90,12 +88,7 @@ class LocalFiles:
         if not self.read or _named(text) is None:
             return []
         joined = os.path.join(os.path.dirname(beside or ""), text)
-        named = [text] if text.startswith(("~", "file:")) else dict.fromkeys((text, joined))
-        return [path for path in named if not self._is_data(_named(path) or "")]
-
-    def _is_data(self, path: str) -> bool:
-        patterns = (_PLACEHOLDER.sub("*", _plain(pattern) or "") for pattern in self.data)
-        return any(fnmatch.fnmatchcase(os.path.abspath(path), pattern) for pattern in patterns)
+        return [text] if text.startswith(("~", "file:")) else list(dict.fromkeys((text, joined)))
 
     def _folder(self, folder: str, text: str | os.PathLike[str], where: str) -> str:
         listed = list(islice(walk_files(folder), MAX_FILES + 1))

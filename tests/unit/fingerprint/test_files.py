@@ -277,23 +277,6 @@ def test_folders_of_the_source_and_the_target_count_by_name(
     assert counts(0, tmp_path / file, lambda _: definition(tmp_path, **given)) is expected
 
 
-@pytest.mark.parametrize(
-    ("data", "counted"),
-    [
-        ("src/a.parquet", False),
-        ("src/{day}.parquet", False),
-        ("src/*.parquet", False),
-        ("src/b.parquet", True),
-        ("s3://src/a.parquet", True),
-    ],
-)
-def test_a_file_of_the_source_that_code_names_does_not_count(data, counted, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    local = files.LocalFiles([data])
-    assert ("src/a.parquet" in local.places("src/a.parquet", None)) is counted
-    assert bool(local.places("a.parquet", str(tmp_path / "src" / "code.py"))[1:]) is counted
-
-
 def test_a_version_stands_for_content_and_for_what_has_no_identity(tmp_path, monkeypatch):
     folder = write(tmp_path / "model", a="1")
     given = {"fn_kwargs": {"path": str(folder)}}
