@@ -89,7 +89,7 @@ def gc(root: str, as_json: bool, **policy: Any) -> None:
             f"{root!r} holds no stage of any pipeline; is it a store's root?"
         )
     if not (changed or as_json):
-        click.echo(f"No part of {count(stages, 'stage')} is to be deleted or marked.")
+        click.echo(f"Nothing is to be deleted or marked in {count(stages, 'stage')}.")
 
 
 @store.command("ls")

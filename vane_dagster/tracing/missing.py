@@ -88,7 +88,7 @@ def _parent(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str |
             if hit is None and (reason := left_out(manifest_index, above, parent)):
                 return f"{described}. {reason}"
         if hit and (made := manifest_index.find(manifest, hit[0], {1: {parent: None}})):
-            return f"{described}, as {count(len(made), 'row')} of the stage"
+            return f"{described}, as are {count(len(made), 'row')} of the stage"
         if hit:
             return f"{described}, which was {leaving(manifest_index, manifest, hit[0], [parent])}"
     return None

@@ -115,7 +115,7 @@ def test_the_command_says_what_it_would_do_and_did(made):
     assert "docs/clean: deleted 1 former manifest (" in CliRunner().invoke(main, words).output
     assert files(made) == (2, 1)
     shown = CliRunner().invoke(main, [*words[:-1], "9d", "--dry-run"]).output
-    assert re.fullmatch(r"No part of \d stages is to be deleted or marked\.\n", shown)
+    assert re.fullmatch(r"Nothing is to be deleted or marked in \d stages\.\n", shown)
 
 
 def test_condemned_parts_are_not_built_on_unless_they_are_named_again(made):
