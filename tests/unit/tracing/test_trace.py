@@ -411,7 +411,9 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path):
         made = "It would be made from id 7, which was quarantined by 'docs/frames': .*seven"
         with pytest.raises(vd.errors.TraceError, match=made):
             trace(tmp_path, f"docs/{stage}", "7-0", None)
-        with pytest.raises(vd.errors.TraceError, match="made from id 8, as are 2 rows of the stage"):
+        with pytest.raises(
+            vd.errors.TraceError, match="made from id 8, as are 2 rows of the stage"
+        ):
             trace(tmp_path, f"docs/{stage}", "8-2", None)
         with pytest.raises(vd.errors.TraceError, match=r"has no row with frame 'x': [^.]*$"):
             trace(tmp_path, f"docs/{stage}", "x", None)
