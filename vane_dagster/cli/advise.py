@@ -21,8 +21,9 @@ def advise(run: str, as_json: bool) -> None:
     steps = summaries(run)
     if not steps:
         raise click.ClickException(
-            f"run {run!r} has no summary of a pipeline: it failed before it computed, was "
-            "stopped, or still runs. Its log has the error, its materializations the results"
+            f"run {run!r} has no summary of a pipeline: it only observed or checked, failed before "
+            "it computed, was stopped, or still runs. Its log has the error, its materializations "
+            "the results"
         )
     if as_json:
         print_json({step: figures for step, (_, figures) in steps.items()})

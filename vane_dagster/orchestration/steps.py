@@ -10,7 +10,7 @@ import dagster as dg
 
 from vane_dagster._secrets import errors_masked, without_secrets
 from vane_dagster.engine.check_runner import CheckRunner
-from vane_dagster.errors import VaneError, names
+from vane_dagster.errors import DefinitionError, VaneError, names
 from vane_dagster.orchestration.adopt import adopt_first
 from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.check_events import CheckLog, run_partitions
@@ -103,7 +103,7 @@ def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequen
     if pipeline.partitions_def is None:
         return [None]
     if (named := run_partitions(context)) is None:
-        raise dg.Failure(
+        raise DefinitionError(
             f"pipeline {pipeline.name!r} is partitioned, but the run has no partition; choose a "
             "partition or a range in Dagster's UI, or pass materialize(partition_key=...)"
         )
