@@ -149,7 +149,7 @@ def read_file(
 ) -> T | None:
     """Read and parse a file of JSON; None if there is none."""
     try:
-        data = folder.read(name)
+        data = folder.read(name, is_small=True)
     except FileNotFoundError:
         return None
     return parse_file(data, folder.file_url(name), parse, fix)

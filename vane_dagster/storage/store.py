@@ -201,18 +201,18 @@ class Store:
         Raises:
             StoreError: If a later run with force has committed the partition.
         """
-        names = self._manifest_names(manifest)
+        names = self.manifest_names(manifest.pipeline, manifest.stage, manifest.partition)
         other = self.committed_since(manifest, former, names)
         return other or (manifest, self.commit(manifest, names))
 
     def committed_since(
-        self, manifest: Manifest, former: ManifestName | None, names: Sequence[str] | None = None
+        self, manifest: Manifest, former: ManifestName | None, names: Sequence[str]
     ) -> tuple[Manifest, ManifestName] | None:
         """Return the manifest in force if it is whole, not `former`, and has the same content.
 
-        Of the manifests with some names, or of all.
+        Of the manifests with some names.
         """
-        name = latest_name(self._manifest_names(manifest) if names is None else names)
+        name = latest_name(names)
         number = generation_number(manifest.generation)
         if name is not None and generation_number(name.generation) > number:
             place = f"{manifest.pipeline}/{manifest.stage}{in_partition(manifest.partition)}"
@@ -227,46 +227,48 @@ class Store:
             return None
         return self.read(manifest.pipeline, manifest.stage, manifest.partition, name), name
 
-    def _manifest_names(self, manifest: Manifest) -> list[str]:
-        return list(self.manifests(manifest.pipeline, manifest.stage, manifest.partition).names())
+    def manifest_names(self, pipeline: str, stage: str, partition: str | None) -> list[str]:
+        """List the file names of a partition's manifests, and of its announced publications."""
+        return list(self.manifests(pipeline, stage, partition).names())
 
     def commit(self, manifest: Manifest, names: Sequence[str] | None = None) -> ManifestName:
         """Put a manifest in force after those with some names, or after all of its partition."""
-        names = self._manifest_names(manifest) if names is None else names
+        place = (manifest.pipeline, manifest.stage, manifest.partition)
+        names = self.manifest_names(*place) if names is None else names
         taken = [n.sequence for n in map(ManifestName.parse, names) if n is not None]
         name = ManifestName(
             max(taken, default=0) + 1, manifest.generation, manifest.plan, manifest.content
         )
-        manifests = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
-        manifests.write(str(name), manifest.dumps())
+        self.manifests(*place).write(str(name), manifest.dumps())
         return name
 
-    def announce(self, manifest: Manifest) -> None:
-        """Record a planned publication, to detect it if this run is killed."""
+    def announce(self, manifest: Manifest) -> str:
+        """Record a planned publication, to detect it if this run is killed; return its name."""
         manifests = self.manifests(manifest.pipeline, manifest.stage, manifest.partition)
-        manifests.write(f"{ANNOUNCED}{manifest.content}.json", manifest.dumps())
+        name = f"{ANNOUNCED}{manifest.content}.json"
+        manifests.write(name, manifest.dumps())
+        return name
 
     def published_before(
-        self, pipeline: str, stage: str, partition: str | None, announced: Collection[str]
+        self,
+        pipeline: str,
+        stage: str,
+        partition: str | None,
+        names: Collection[str],
+        known: Mapping[str, Manifest],
     ) -> Iterator[Sequence[str]]:
-        """Yield the published files of each earlier or announced manifest, the newest first."""
-        folder = partition_folder(partition)
-        for name in sorted(self.manifests(pipeline, stage, partition).names(), reverse=True):
-            is_others = name.startswith(ANNOUNCED) and name not in announced
-            manifest = None if is_others else self.opened_if_there(pipeline, stage, folder, name)
-            if manifest is not None:
+        """Yield the published files of manifests, the newest first; open those that are unknown."""
+        place = pipeline, stage, partition_folder(partition)
+        for name in sorted(names, reverse=True):
+            if manifest := known.get(name) or self.opened_if_there(*place, name):
                 yield manifest.published_files
 
-    def announced(self, manifest: Manifest, before: float) -> list[str]:
-        """Return the names of records that `announce` wrote for a manifest, or before a time."""
+    def announced(self, manifest: Manifest, before: float, names: Sequence[str]) -> list[str]:
+        """Return those of some names that are of publications announced before a time."""
         place = (manifest.pipeline, manifest.stage, partition_folder(manifest.partition))
-        names = [each for each in self._manifest_names(manifest) if each.startswith(ANNOUNCED)]
-        written = [(name, self.opened_if_there(*place, name)) for name in names]
-        return [
-            name
-            for name, each in written
-            if each and (each.content == manifest.content or each.committed_at < before)
-        ]
+        records = (each for each in names if each.startswith(ANNOUNCED))
+        written = [(name, self.opened_if_there(*place, name)) for name in records]
+        return [name for name, each in written if each and each.committed_at < before]
 
     def forget_announced(
         self, pipeline: str, stage: str, partition: str | None, announced: list[str]

@@ -156,7 +156,8 @@ def test_files_that_another_run_has_announced_meanwhile_stay(published, monkeypa
 
         def overtaken(manifest: Manifest) -> ManifestName:
             patch.undo()
-            publish(published.store, published.publisher("p"), other, began=0.0)
+            names = published.store.manifest_names("docs", "s", "p")
+            publish(published.store, published.publisher("p"), other, 0.0, names)
             return real(manifest)
 
         patch.setattr(published.store, "commit", overtaken)

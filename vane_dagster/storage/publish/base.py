@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo, Publ
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.compaction import Parts, PlacedFile, write_compacted
 from vane_dagster.storage.publish.target import Target
-from vane_dagster.storage.store import Store
+from vane_dagster.storage.store import ANNOUNCED, Store, latest_name
 
 STAGING = "_vane_staging"
 """The folder of a target that workers write into."""
@@ -39,22 +40,34 @@ _LOST = (
 
 
 def publish(
-    store: Store, publisher: Publisher, manifest: Manifest, began: float
+    store: Store,
+    publisher: Publisher,
+    manifest: Manifest,
+    began: float,
+    names: Sequence[str],
+    transaction: AbstractContextManager[Any] | None = None,
 ) -> tuple[Manifest, ManifestName]:
     """Publish a partition with all parts staged or published, and commit it.
 
     Announcements before `began`, the time at which the run began, are of runs that were killed.
+    They are among `names`: those of the partition's manifests, listed since then. Other threads
+    that publish into the same table have the same lock `transaction`.
     """
-    place = (manifest.pipeline, manifest.stage, manifest.partition)
-    planned = Published(publisher.target.url, publisher.planned(manifest))
-    manifest = replace(manifest, published=planned)
-    store.announce(manifest)
-    announced = store.announced(manifest, began)
-    manifest = replace(manifest, published=publisher.publish(manifest))
+    place, url = (manifest.pipeline, manifest.stage, manifest.partition), publisher.target.url
+    manifest = replace(manifest, published=Published(url, publisher.planned(manifest)))
+    announced = [store.announce(manifest), *store.announced(manifest, began, names)]
+    known = {announced[0]: manifest}
+    with transaction or nullcontext():
+        manifest = replace(manifest, published=publisher.publish(manifest))
     name = store.commit(manifest)
+    known[str(name)] = manifest
     # Another run may have published the partition at the same time: the later manifest wins.
-    in_force = store.in_force(*place) or manifest
-    publisher.retire(store.published_before(*place, announced), in_force.published_files)
+    names = store.manifest_names(*place)
+    latest = str(latest_name(names) or name)
+    in_force = known.get(latest) or store.opened(*place[:2], partition_folder(place[2]), latest)
+    former = [each for each in names if each in announced or not each.startswith(ANNOUNCED)]
+    if not known.keys() >= {*former}:
+        publisher.retire(store.published_before(*place, former, known), in_force.published_files)
     if in_force.content == manifest.content:
         try:
             publisher.require(in_force.published_files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
@@ -21,6 +22,8 @@ from vane_dagster.storage.part_file import DICTIONARY_BYTES
 from vane_dagster.types.casts import cast_table
 
 _WRITERS = 4
+_SLOTS = threading.BoundedSemaphore(_WRITERS)
+"""Bounds the memory and the temporary files of publications that run at the same time."""
 _GROUP_BYTES = 32 << 20
 _GROUP_ROWS = 1 << 20
 _BATCH_BYTES = 8 << 20
@@ -74,7 +77,7 @@ def write_compacted(
     """Write files atomically, a few in parallel; the names of the files are keys of `wanted`."""
 
     def write(name: str) -> PlacedFile:
-        with _file(target, name) as path:
+        with _SLOTS, _file(target, name) as path:
             _write(staged_rows(wanted[name], staging, schema), path, schema, compression)
             return PlacedFile(os.path.getsize(path), wanted[name])
 

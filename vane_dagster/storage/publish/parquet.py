@@ -18,6 +18,7 @@ from vane_dagster.storage.publish.compaction import Parts, plan_compaction
 from vane_dagster.storage.publish.target import PARTITION_COLUMN, Target
 from vane_dagster.storage.store import Store
 
+_DELTA_LOG = "_delta_log"
 _MERGED = re.compile(r"[0-9a-f]{32}-\d+-of-\d+\.parquet")
 
 
@@ -41,23 +42,27 @@ class FolderPublisher(Publisher):
         return replace(declared, partition_column=None)
 
     def check(self, schema: pa.Schema, location: str) -> None:
-        self._refuse_table()
+        if self.target.fs.exists(self.target.file(_DELTA_LOG)):
+            self._refuse_table()
 
     def planned(self, manifest: Manifest) -> Sequence[str]:
-        self._refuse_table()  # one may have been created since the plan was made
         return [*self._files(manifest.parts)]
 
     def publish(self, manifest: Manifest) -> Published:
         assert manifest.published is not None
+        present, folders = self.target.listing()
+        if _DELTA_LOG in folders:  # the table was created since the plan was made
+            self._refuse_table()
         if self._declared.target_bytes is None:
             staged = self.staging.names()
             moved = [part.name for part in manifest.parts if part.name in staged]
             in_threads(lambda name: self.staging.move(name, self.target, name), moved)
         else:
-            present = self.target.names()
             files = self._files(manifest.parts)
-            self._write({name: files[name] for name in files if name not in present}, manifest)
-        self.require(manifest.published.files)
+            moved = [name for name in files if name not in present]
+            self._write({name: files[name] for name in moved}, manifest)
+        if not {*manifest.published.files} <= {*present, *moved}:
+            self.require(manifest.published.files)
         return manifest.published
 
     def holds(self, files: Sequence[str]) -> bool:
@@ -94,8 +99,7 @@ class FolderPublisher(Publisher):
         return {f"{stem}.parquet": group for stem, group in named.items()}
 
     def _refuse_table(self) -> None:
-        if self.target.fs.exists(self.target.file("_delta_log")):
-            raise StoreError(
-                f"{self.target.url!r} is a Delta table; publish into it with format='delta', or "
-                "into another folder"
-            )
+        raise StoreError(
+            f"{self.target.url!r} is a Delta table; publish into it with format='delta', or into "
+            "another folder"
+        )
