@@ -83,8 +83,9 @@ class Check(abc.ABC):
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Evaluate the check for a partition.
 
-        It is called in the run's process before the partition is committed. If it raises, the check
-        fails with this error, and is evaluated again in the next run.
+        It is called in the run's process before the partition is committed, from several threads
+        but never from two at the same time. If it raises, the check fails with this error, and is
+        evaluated again in the next run.
 
         Args:
             context: The stage's partition.

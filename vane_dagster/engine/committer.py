@@ -1,4 +1,9 @@
-"""Commits partitions on a separate thread, so that storage never stalls workers."""
+"""Commits partitions on separate threads, so that storage never stalls workers.
+
+All commits of a partition are made by one thread, in the order of `put`. A commit may also wait for
+one of another partition that was put before it. The first commit of all that are left never waits,
+so there is always progress.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +43,8 @@ from vane_dagster.types.sql import quote
 
 _MAX_MEMORY = "1GB"
 _SYNCERS = 4
+_THREADS = 8
+"""Threads that commit; they spend their time waiting for storage."""
 _WRITTEN_BACK_SECONDS = 3600.0
 """After which the kernel has written a file to the disk, which takes it half a minute."""
 
@@ -57,6 +64,7 @@ class Commit:
         borrowed: Parts of the manifest in the fallback of a branch, to copy into `folder`.
         done: Called with the manifest and the outcome.
         former: The manifest that was in force when the run was planned.
+        after: Another partition, whose commit of this stage is awaited if it was put before.
     """
 
     manifest: Manifest
@@ -69,6 +77,7 @@ class Commit:
     done: Callable[[Manifest, ManifestName | VaneError], None]
     former: ManifestName | None = None
     borrowed: Sequence[Part] = ()
+    after: str | None = None
 
 
 class WithheldError(StoreError):
@@ -93,7 +102,7 @@ class BlockedError(VaneError):
 
 
 class Committer:
-    """Commits manifests, in the order of `put`."""
+    """Commits manifests; see the module for their order."""
 
     def __init__(
         self,
@@ -110,13 +119,16 @@ class Committer:
         self._syncer = ThreadPoolExecutor(max_workers=_SYNCERS, thread_name_prefix="vane-sync")
         # By folder and name: partitions that read the same file have parts of equal names.
         self._syncs: dict[tuple[str, str], Future[None]] = {}
-        self._queue: queue.Queue[Commit | None] = queue.Queue()
+        self._queues: list[queue.SimpleQueue[Commit | None]] = []
+        self._threads: list[threading.Thread] = []
+        self._thread_of: dict[str | None, int] = {}  # by partition
+        self._ended: dict[tuple[str | None, str], threading.Event] = {}
+        self._transactions: dict[str, threading.Lock] = {}  # by `write` stage
+        self._unique_lock = threading.Lock()
         self._outcomes: dict[tuple[str | None, str], ManifestName | VaneError] = {}
         self._check_results: dict[tuple[str | None, str], Sequence[CheckResult]] = {}
         self._hashes: dict[tuple[str, str], Future[str | None]] = {}
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="vane-commit", daemon=True)
-        self._thread.start()
 
     def hash_ahead(self, files: Sequence[FileRecord]) -> None:
         """Start hashing local source files that a later commit needs."""
@@ -142,40 +154,58 @@ class Committer:
                 synced.result()
 
     def put(self, commit: Commit) -> None:
-        """Queue a commit."""
-        self._queue.put(commit)
+        """Queue a commit on the thread of its partition. Called by one thread."""
+        partition = commit.manifest.partition
+        number = self._thread_of.setdefault(partition, len(self._thread_of) % _THREADS)
+        if number == len(self._threads):
+            self._queues.append(queue.SimpleQueue())
+            thread = threading.Thread(
+                target=self._work, args=self._queues[-1:], name="vane-commit", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+        self._ended[partition, commit.manifest.stage] = threading.Event()
+        self._queues[number].put(commit)
 
     def close(self) -> None:
-        """Wait until all queued commits are done; raise the error that has ended the thread."""
-        self._queue.put(None)
-        self._thread.join()
+        """Wait until all queued commits are done; raise the error that has ended commits."""
+        for commits in self._queues:
+            commits.put(None)
+        for thread in self._threads:
+            thread.join()
         self._hasher.shutdown(cancel_futures=True)
         self._syncer.shutdown(cancel_futures=True)
         if self._error is not None:
             raise self._error
 
-    def _work(self) -> None:
-        try:
-            self._commit_all()
-        except BaseException as error:  # `close` raises it
-            self._error = error
-
-    def _commit_all(self) -> None:
-        while (commit := self._queue.get()) is not None:
-            manifest = commit.manifest
+    def _work(self, commits: queue.SimpleQueue[Commit | None]) -> None:
+        while (commit := commits.get()) is not None:
+            stage = commit.manifest.stage
             try:
-                outcome: ManifestName | VaneError
-                manifest, outcome = self._put_in_force(commit, self._completed(commit))
-            except BaseException as error:  # extensions in Rust raise others than Exception
-                if isinstance(error, VaneError) and not isinstance(error, DamagedPartError):
-                    outcome = error
-                else:
-                    outcome = StoreError(
-                        f"{manifest.pipeline}/{manifest.stage} could not be committed: "
-                        f"{described(error)}{self._removed(commit)}"
-                    )
-            self._outcomes[manifest.partition, manifest.stage] = outcome
-            commit.done(manifest, outcome)
+                if commit.after is not None and (commit.after, stage) in self._ended:
+                    self._ended[commit.after, stage].wait()
+                if self._error is None:
+                    self._commit(commit)
+            except BaseException as error:  # `close` raises it
+                self._error = error
+            finally:
+                self._ended[commit.manifest.partition, stage].set()
+
+    def _commit(self, commit: Commit) -> None:
+        manifest = commit.manifest
+        try:
+            outcome: ManifestName | VaneError
+            manifest, outcome = self._put_in_force(commit, self._completed(commit))
+        except BaseException as error:  # extensions in Rust raise others than Exception
+            if isinstance(error, VaneError) and not isinstance(error, DamagedPartError):
+                outcome = error
+            else:
+                outcome = StoreError(
+                    f"{manifest.pipeline}/{manifest.stage} could not be committed: "
+                    f"{described(error)}{self._removed(commit)}"
+                )
+        self._outcomes[manifest.partition, manifest.stage] = outcome
+        commit.done(manifest, outcome)
 
     def _removed(self, commit: Commit) -> str:
         """Remove damaged parts, which may have caused a failed commit; return a message."""
@@ -264,7 +294,9 @@ class Committer:
             manifest = self._verified(commit, manifest)
             return self._store.commit_once(manifest, commit.former)
         with self._publishing(manifest):
-            if other := self._store.committed_since(manifest, commit.former):
+            place = (manifest.pipeline, manifest.stage, manifest.partition)
+            names = self._store.manifest_names(*place)
+            if other := self._store.committed_since(manifest, commit.former, names):
                 in_force = other[0]
                 if commit.publish.holds(in_force.published_files):
                     self._check_results[manifest.partition, manifest.stage] = self._evaluate_checks(
@@ -272,13 +304,23 @@ class Committer:
                     )
                     return other
             manifest = self._verified(commit, manifest)
-            return publish(self._store, commit.publish, manifest, self._began)
+            return publish(
+                self._store, commit.publish, manifest, self._began, names, self._transaction(commit)
+            )
+
+    def _transaction(self, commit: Commit) -> threading.Lock | None:
+        """The lock of a table: transactions in parallel would only conflict with each other."""
+        assert commit.publish is not None
+        if commit.publish.has_folder_per_partition:
+            return None
+        return self._transactions.setdefault(commit.manifest.stage, threading.Lock())
 
     def _verified(self, commit: Commit, manifest: Manifest) -> Manifest:
         """Return a manifest that may be committed, with the results of its checks and figures."""
         manifest = self._record_checks(commit, manifest)
         if commit.unique:
-            check_unique(manifest, commit.folder, commit.unique)
+            with self._unique_lock:  # it may take _MAX_MEMORY
+                check_unique(manifest, commit.folder, commit.unique)
         return replace(manifest, figures=commit.figures(manifest))
 
 

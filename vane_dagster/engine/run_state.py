@@ -368,7 +368,17 @@ class RunState:
             done=lambda made, outcome: self._on_committed(index, stage, made, outcome),
             former=stage_plan.former,
             borrowed=[part for _, part in sorted(parts.items()) if part.folder.is_read_only],
+            after=self._queued_before(index, stage),
         )
+
+    def _queued_before(self, index: int, stage: str) -> str | None:
+        """The nearest partition of those before one whose commit of a stage was queued."""
+        if not any(check.compares for check in self.pipeline._checks_of(stage)):
+            return None
+        before = self._before.get(index)
+        while before is not None and (before, stage) not in self._queued:
+            before = self._before.get(before)
+        return None if before is None else self.plan.partitions[before].key
 
     def claim_scope(self, partition: str | None) -> str:
         """The scope of the claims on a partition, for all drivers with the same path to it."""
@@ -379,7 +389,7 @@ class RunState:
     def _publishing(self, manifest: Manifest) -> Iterator[None]:
         """Wait until no other run publishes the partition, and keep others from doing so.
 
-        Called on the committer's thread.
+        Called on a thread of the committer.
         """
         scope = self.claim_scope(manifest.partition)
         group = Group(scope, (claim_key(scope, manifest.stage, "publish"),))
@@ -397,7 +407,7 @@ class RunState:
         return rule.record if rule else ""
 
     def _figures(self, index: int, stage: str, manifest: Manifest) -> dict[str, Any]:
-        """Count what the partition took. Called on the committer's thread."""
+        """Count what the partition took. Called on a thread of the committer."""
         stats = self.stats[index, stage]
         if stats.computed and manifest.model:
             stats.loads = self.usage.take_loads(manifest.model["pool"])
@@ -408,7 +418,7 @@ class RunState:
     def _on_committed(
         self, index: int, stage: str, manifest: Manifest, outcome: ManifestName | VaneError
     ) -> None:
-        """Called on the committer's thread."""
+        """Called on a thread of the committer."""
         if isinstance(outcome, VaneError):
             self._keep_failed_rows(index, stage, outcome)
             because = outcome.upstream if isinstance(outcome, WithheldError) else None
