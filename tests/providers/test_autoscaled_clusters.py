@@ -127,7 +127,9 @@ def test_a_run_waits_for_a_node_that_is_added(growing, source):
     run.done()
     out = read_stage(source / "store", "docs", "out", "a")
     assert sorted(out["out"].to_pylist()) == [2 * n for n in range(10)]
-    waiting = "waiting for Model: the cluster's autoscaler is asked for room for 1 x 1 accelerator"
+    waiting = (
+        "waiting for Model: the cluster's autoscaler was asked to make room for 1 x 1 accelerator"
+    )
     assert waiting in run.output
     assert growing.groups() == 1
 
@@ -190,7 +192,9 @@ except Cancelled:
 def test_more_than_can_be_added_is_waited_for_until_the_run_is_cancelled(growing, manager_dies):
     printed = growing.ran(f"{LEASES}\nMANAGER_DIES = {manager_dies}\n{WAITING}")
     # Fewer than nine, if the idle workers of another test may make room for the rest.
-    asked = r"waiting for m: the cluster's autoscaler is asked for room for \d x 1 accelerator; "
+    asked = (
+        r"waiting for m: the cluster's autoscaler was asked to make room for \d x 1 accelerator; "
+    )
     assert re.match(asked, printed[0])
     assert printed[1:] == ["no group is left"] * manager_dies + ["cancelled"]
     growing.groups()

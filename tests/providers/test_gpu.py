@@ -182,5 +182,5 @@ def test_a_model_that_was_never_moved_to_its_gpu_is_noticed(tmp_path, device, ma
     )
     materialize(vectors, vd.LocalCompute())
     log = capfd.readouterr().err
-    noticed = "'out': Forgotten reserves 1 GPU for a worker, and torch has used no memory of it"
+    noticed = "'out': Forgotten reserves 1 GPU per worker, but torch has used no memory of it"
     assert log.count(noticed) == (device == "cpu")

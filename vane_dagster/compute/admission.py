@@ -27,7 +27,7 @@ def unsatisfiable(
     option, worker = ("replicas", "replica") if is_server else ("concurrency", "worker")
     least, split = workers[0], shares(bundle, ranks)
     if ranks > 1 and not capacity.is_cluster:
-        return f"{label} has ranks on Ray, which subprocesses cannot be; compute on a cluster"
+        return f"{label} has ranks on Ray and cannot run in subprocesses; compute on a cluster"
     if capacity.adds_nodes or fits(capacity.nodes, split * least):
         return None
     wanted = _amounts(bundle)
@@ -35,12 +35,12 @@ def unsatisfiable(
     where, larger = f"the cluster has {has} (nodes: {len(capacity.nodes)})", "cluster"
     if len(capacity.nodes) > 1:
         most = {name: max(node.get(name, 0.0) for node in capacity.nodes) for name in bundle}
-        where = f"{where[:-1]}, a node at most {_amounts(most)})"
+        where = f"{where[:-1]}, each with at most {_amounts(most)})"
     if not capacity.is_cluster:
         where, larger = f"this machine has {has} for subprocesses", "machine"
-    fix = f"Lower {option} or what a {worker} reserves, or use a larger {larger}"
+    fix = f"Lower {option} or the resources of a {worker}, or use a larger {larger}"
     if least > 1 and fits(capacity.nodes, split):
-        fix = f"Declare {option}=(1, {workers[1]}) to take what there is, or {fix.lower()}"
+        fix = f"Declare {option}=(1, {workers[1]}) to use what is available, or {fix.lower()}"
     workers_wanted = (
         f"{least} {worker}s of {wanted} each" if least > 1 else f"a {worker} of {wanted}"
     )

@@ -105,16 +105,16 @@ class RayBackend:
             while True:
                 answer: LeaseAnswer = self._pool_manager.call("acquire", request)
                 if answer.workers is not None:
-                    terms.waits.end("lease", f"{_wanted(request)}: leased after a wait")
+                    terms.waits.end("lease", f"{_wanted(request)}: leased after waiting")
                     return answer
                 # What other runs hold may be why no node is added.
                 if (wanted := "" if answer.blocking_runs else answer.asked) != asked:
                     asked, since = wanted, time.monotonic()
                 if asked and time.monotonic() - since > _PATIENCE_SECONDS:
                     raise ComputeError(
-                        f"{_wanted(request)}: the cluster's autoscaler was asked for room for "
-                        f"{asked}, and has not added it in half an hour. Lower concurrency or "
-                        "what a worker reserves, or let the cluster grow further"
+                        f"{_wanted(request)}: the cluster's autoscaler was asked to make room for "
+                        f"{asked} and has not done so within half an hour. Lower concurrency or "
+                        "the resources of a worker, or raise the cluster's maximum size"
                     )
                 terms.waits.begin("lease", _waiting(request, answer))
                 if terms.cancelled.wait(pause):
@@ -133,18 +133,18 @@ def _waiting(request: LeaseRecord, answer: LeaseAnswer) -> str:
     labels, ahead = _wanted(request), answer.blocking_runs
     if asked := answer.asked:
         return (
-            f"waiting for {labels}: the cluster's autoscaler is asked for room for {asked}; "
-            "`ray status` shows what it does"
+            f"waiting for {labels}: the cluster's autoscaler was asked to make room for {asked}; "
+            "`ray status` shows its progress"
         )
     if ahead:
-        return f"waiting for {labels}: its resources are leased or awaited by {short(ahead)}"
-    return f"waiting for {labels}: nodes of the cluster were lost or drain"
+        return f"waiting for {labels}: its resources are in use or requested by {short(ahead)}"
+    return f"waiting for {labels}: cluster nodes were lost or are draining"
 
 
 def _connection_lost(error: ConnectionError) -> ClusterLostError:
     return ClusterLostError(
-        f"the connection to the Ray cluster is lost: {error}. Finished parts are kept. Run again "
-        "when the cluster answers"
+        f"lost the connection to the Ray cluster: {error}. Finished parts are kept. Run again "
+        "when the cluster is reachable"
     )
 
 

@@ -198,10 +198,10 @@ def count_error(
     ):
         return None
     return IntegrityError(
-        f"{location}: {part.rows_in} rows in of {expected}, {part.filtered} filtered, "
-        f"{part.quarantined} quarantined, {part.rows} out; expected every row of {base!r} to be "
-        "one of these. The part was removed; if what it reads was changed in the store by hand, "
-        "materialize that again with force"
+        f"{location}: {part.rows_in} of {expected} input rows, {part.filtered} filtered, "
+        f"{part.quarantined} quarantined, {part.rows} output rows; expected each row of {base!r} "
+        "to be filtered, quarantined or in the output. The part was removed. If its input was "
+        "edited in the store by hand, materialize that stage again with force"
     )
 
 
@@ -217,8 +217,8 @@ def fault_limit_error(
         return None
     rows = state.plan.partitions[run.partition].source_rows
     return FailedRowsError(
-        f"{location}: {faults} of at most {rows} rows of the partition failed so far, and "
-        f"{state.max_faults(run.partition, stage)} may; vd.Failures(max_error_rate=...) sets the "
-        "limit, and vane-dagster quarantine lists them. The next run computes them again"
-        + (f". The last: {'; '.join(failed)}" if failed else "")
+        f"{location}: {faults} of at most {rows} rows of the partition failed so far; the "
+        f"limit is {state.max_faults(run.partition, stage)} (vd.Failures(max_error_rate=...)). "
+        "`vane-dagster quarantine` lists the rows; the next run computes them again"
+        + (f". Last errors: {'; '.join(failed)}" if failed else "")
     )

@@ -84,7 +84,7 @@ class WithheldError(StoreError):
     """Error of a partition with an uncommitted upstream."""
 
     def __init__(self, upstream: str, error: VaneError) -> None:
-        super().__init__(f"its upstream {upstream!r} was not committed: {error}")
+        super().__init__(f"its upstream stage {upstream!r} was not committed: {error}")
         self.upstream = upstream
 
 
@@ -94,9 +94,9 @@ class BlockedError(VaneError):
     is_permanent = True
 
     def __init__(self, upstream: str, check: CheckResult, former: ManifestName | None) -> None:
-        kept = "; its former version stays in force" if former else ", and has no former version"
+        kept = "; its former version stays in force" if former else "; it has no former version"
         super().__init__(
-            f"the blocking check {check.name!r} of its upstream stage {upstream!r} failed: "
+            f"blocking check {check.name!r} of the upstream stage {upstream!r} failed: "
             f"{check.description}. The partition was not committed{kept}"
         )
 
@@ -216,7 +216,7 @@ class Committer:
             for part in (part for part in commit.manifest.parts if part.name in present):
                 if damage := next(filter(None, (damage_of(folder, n) for n in part.files)), None):
                     folder.delete([part.name])
-                    message += f". {damage}; it was removed. Run again, and it is computed again"
+                    message += f". {damage}; it was removed. Run again to recompute it"
         except Exception:
             return message  # the storage fails, which the original error already reports
         return message
@@ -277,10 +277,10 @@ class Committer:
         place = f"stage '{manifest.pipeline}/{manifest.stage}'{in_partition(partition)}"
         for result in results_here:
             if not result.passed and has_lost_rows(result.name, result.metadata):
-                fix = "It was not committed; materialize it with force"
+                fix = "The partition was not committed. Materialize it with force"
                 raise IntegrityError(f"{place}: {result.description}. {fix}")
             if result.blocking and has_too_many_failed_rows(result.metadata):
-                fix = "It was not committed. The next run computes the failed rows again"
+                fix = "The partition was not committed; the next run computes the failed rows again"
                 raise FailedRowsError(f"{place}: {result.description}. {fix}")
         self._check_results[partition, manifest.stage] = results_here
         return replace(manifest, checks=results_here)

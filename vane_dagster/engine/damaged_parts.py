@@ -28,14 +28,14 @@ def remove_damaged(
         for fragment, part in parts.items() if index == partition else ():
             spared = part.info.row_records if fault.part in looked_up else ""
             if fault.part in part.info.files and fault.part != spared:
-                place = f"the stage '{state.pipeline.name}/{owner}'{in_partition(key)}"
+                place = f"stage '{state.pipeline.name}/{owner}'{in_partition(key)}"
                 if part.folder.is_read_only:
                     folder = partition_folder(key)
                     state.store.condemn(state.pipeline.name, owner, f"{folder}/{part.info.name}")
-                    text = f"It is one of the fallback's, of {place}. Select {owner!r} too"
+                    text = f"It belongs to the fallback store ({place}). Select {owner!r} too"
                 else:
                     part.folder.delete([*dict.fromkeys((part.info.name, fault.part))])
-                    text = f"It was removed from {place}. Select {owner!r} too, or use force there"
+                    text = f"It was removed ({place}). Select {owner!r} too, or use force there"
                 del parts[fragment]
                 state.damaged[partition, fragment] = error = StoreError(f"{fault.message}. {text}")
                 state.emit(Noticed(str(error)))

@@ -141,7 +141,7 @@ def edited(plan: RunPlan, stages: Sequence[str]) -> list[str]:
         parts = spec.code(plan.pipeline).parts if planned and spec.runs_udf else ()
         if planned != {Component(*part) for part in parts if part[0] == "code"}:
             where = f"stage '{plan.pipeline.name}/{stage}'"
-            messages.append(f"{where}: its code was edited while the run began. Run it again")
+            messages.append(f"{where}: its code was edited while the run started. Run it again")
     return messages
 
 

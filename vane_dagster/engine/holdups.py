@@ -19,7 +19,7 @@ from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.store import Store
 
-_FRAGMENTS = "fragments that have not begun when it is used up fail"
+_FRAGMENTS = "fragments that have not started when it is used up fail"
 _ONE_FRAGMENT = (
     "the budget cannot stop the only fragment to compute; give the run a max_cost in its config, "
     "or the pipeline a smaller fragment_rows="
@@ -48,7 +48,7 @@ def holdups(
         batches.read()
         if in_flight := batches.in_flight:
             requests = count(sum(batch.requests for batch in in_flight), "request")
-            yield f"{requests} of {batches.stage!r} are in flight in batches, and paid for"
+            yield f"{requests} of {batches.stage!r} are in flight in batches and already paid for"
     if capacity is not None:
         yield from placed(plan.pipeline, needed, capacity, store)[1]
     for server in declared_servers(plan.pipeline, needed):
@@ -58,8 +58,8 @@ def holdups(
             yield str(error)
             continue
         if identity not in running:
-            unknown = "" if capacity is not None else ", unless it is running"
-            yield f"{server.label} has to start{unknown}"
+            unknown = "" if capacity is not None else ", unless it already runs"
+            yield f"{server.label} must start first{unknown}"
 
 
 def failed_checks(plan: RunPlan, store: Store) -> Iterator[str]:
@@ -88,10 +88,10 @@ def failed_checks(plan: RunPlan, store: Store) -> Iterator[str]:
             results = results_for(pipeline._checks_of(stage), manifest)
             for result in results.values():
                 if result.blocks:
-                    where = f"the blocking check {result.name!r} of {stage!r}"
+                    where = f"blocking check {result.name!r} of {stage!r}"
                     text = (
                         f"{where}{in_partition(partition.key)} failed: {result.description}. "
-                        "Stages downstream are not committed there"
+                        "Its downstream stages will not be committed"
                     )
                     failed.add(partition.key, text, where)
             for check in (each for each in declared[stage] if each.name not in results):
@@ -113,6 +113,6 @@ def _budgets(plan: RunPlan, forecast: Forecast) -> Iterator[str]:
         ):
             if most is not None and expected and expected[1] > most:
                 yield (
-                    f"{stage.stage}: its {name} is {amount(most, 6)}, and the run would use "
+                    f"{stage.stage}: its {name} is {amount(most, 6)}, but the run may use "
                     f"{between(expected)}; {_ONE_FRAGMENT if stage.fragments == 1 else _FRAGMENTS}"
                 )

@@ -196,7 +196,7 @@ class SchemaInference:
         probing = pipeline._with_spec(spec.probe())
         computed = self.first_rows(probing, stage, INFERRED_ROWS)
         if computed is None or not computed.rows:
-            why = "there is no input row"
+            why = "there are no input rows"
             if computed is not None and computed.rows_in:
                 why = f"none of the first {computed.rows_in:,} rows could be computed"
             error = f": {computed.error}" if computed is not None and computed.error else ""

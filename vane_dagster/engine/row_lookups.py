@@ -154,7 +154,7 @@ class RowLookups:
         try:
             manifest = read()
         except VaneError as error:
-            self._state.emit(Noticed(f"rows could not be looked up, and are computed: {error}"))
+            self._state.emit(Noticed(f"rows could not be looked up, so they are computed: {error}"))
             return
         known = self._stage_plan(partition, stage).known_rows
         if manifest is None or manifest.row_definition not in known:

@@ -54,7 +54,7 @@ _TICK_SECONDS = 0.5
 _CLAIM_TICK_SECONDS = 0.005
 _FRAGMENTS_A_WORKER = 3
 _FRAGMENTS_TO_LEARN = 2
-_PACED = "their limits by the minute"
+_PACED = "their requests_per_minute or tokens_per_minute"
 
 
 class WaveScheduler:
@@ -275,9 +275,7 @@ class WaveScheduler:
         if counts and not report.all_rows_failed:
             self._failure_streaks.record_success(worker, worker.pool)
         elif counts and self._failure_streaks.record_failure(worker, worker.pool, task.run.place):
-            reason = (
-                f"all rows of its calls failed at {MAX_CONSECUTIVE_FAILURES} fragments in a row"
-            )
+            reason = f"all rows failed in {MAX_CONSECUTIVE_FAILURES} consecutive fragments"
             self._lost(in_flight, "outside", reason, None)
             return
         if not task.is_current:
@@ -380,7 +378,7 @@ class WaveScheduler:
         if removed == run.index:
             return
         if fault.part in looked_up:
-            self._state.emit(Noticed(f"{fault.message}. Rows that it has are computed again"))
+            self._state.emit(Noticed(f"{fault.message}. Its rows are computed again"))
             run.unreadable.add(fault.part)
             self._start_over(run)
         elif fault.of_stage:
@@ -451,10 +449,10 @@ class WaveScheduler:
             self._start_over(run)
         else:
             error = ComputeError(
-                f"{in_flight.work.location}: lost its worker or its data "
+                f"{in_flight.work.location}: its worker or its data was lost "
                 f"{self._lost_calls.fragment_counts[run.place]} times, the last time: {reason}. "
                 "If memory ran out, lower batch_size or concurrency, or reserve memory=; if a row "
-                "kills the process, on_error='quarantine' finds it"
+                "kills the process, on_error='quarantine' isolates it"
                 + (f"\n\n{fault.traceback}" if fault else "")
             )
             self._fail(run.partition, task.stage, error)

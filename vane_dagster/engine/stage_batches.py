@@ -270,7 +270,7 @@ class StageBatches:
             self.folder.drop(batch)  # another run has recorded some of them since
             self._sleep(random.uniform(0.0, 2.0))
         else:
-            raise ComputeError("other runs submit the same requests at this moment; run it again")
+            raise ComputeError("other runs are submitting the same requests; run it again")
         lines = [api.line(_custom_id(d, batch.name), body) for d, body in left.items()]
         try:
             remote = api.submit(batch.name, lines)

@@ -224,7 +224,7 @@ class WorkBuilder:
         assert retry.error is not None
         message = f"ended {retry.deaths} workers, each while processing only this row"
         if retry.error == TIMED_OUT:
-            message = f"took longer than timeout_s={spec.failures.timeout_s:g}, and so {message}"
+            message = f"took longer than timeout_s={spec.failures.timeout_s:g} and {message}"
         message += f"; the last one: {retry.why}" if retry.why else ""
         return Reject(call, spec.udf.name, retry.error, message, retry.deaths)
 

@@ -258,10 +258,10 @@ class WorkerGroup:
         pool = self._by_identity.get(worker.pool)
         message = (
             f"{pool.label if pool else worker.pool} was not constructed within {limit:g} seconds. "
-            "It may wait for something: see below where it was; if it only takes longer, raise "
+            "The stack below shows where it was. If it only needs more time, raise "
             "startup_timeout_s"
         )
-        stack = "What it was at (most recent call last):\n" + starting.at
+        stack = "Stack of the constructor (most recent call last):\n" + starting.at
         self._started(worker, load_failed(Fault("ModelLoadError", message, stack)))
 
     def _started(self, worker: Worker, report: LoadReport) -> None:
@@ -273,7 +273,7 @@ class WorkerGroup:
             return
         if report.outdated:
             self.worker_queues[worker.pool].remove(worker)
-            text = f"worker {worker.name} {report.outdated}: a fresh one takes its place"
+            text = f"worker {worker.name} {report.outdated}; it is replaced"
             self._emit(WorkerReplaced(text, stages=stages, cause="outdated"))
             self._replace(worker, at_once=False)
             return
@@ -305,7 +305,7 @@ class WorkerGroup:
         is_open = worker in worker_queue.calls_by_worker and worker_queue.ending.get(worker, True)
         if recycle_reason and is_open:
             worker_queue.ending[worker] = False
-            text = f"worker {worker.name} {recycle_reason}: a fresh one takes its place"
+            text = f"worker {worker.name} {recycle_reason}; it is replaced"
             self._emit(WorkerReplaced(text, False, self.stages(worker), "recycled"))
         self._replace_ended(worker_queue)
 
@@ -313,9 +313,7 @@ class WorkerGroup:
         """Start other workers for those on draining nodes; end these after their last calls."""
         for worker, fresh in self._lease.moves():
             if self.worker_queues[worker.pool].has(worker):
-                text = (
-                    f"worker {worker.name} is on a node that Ray drains: {fresh.name} replaces it"
-                )
+                text = f"worker {worker.name} is on a draining node; {fresh.name} replaces it"
                 self._emit(WorkerReplaced(text, False, self.stages(worker), "drained"))
                 self.worker_queues[worker.pool].ending.setdefault(worker, True)
                 self._start(fresh)
@@ -342,7 +340,7 @@ class WorkerGroup:
         reserved = pool.bundle.get("GPU", 0)
         if reserved and worker.pool not in self._noticed:
             self._noticed.add(worker.pool)
-            text = f"{pool.label} reserves {reserved:g} GPU for a worker, and {reason}"
+            text = f"{pool.label} reserves {reserved:g} GPU per worker, but {reason}"
             self._emit(Noticed(f"{names(self.stages(worker))}: {text}"))
 
     def replace_lost(self, worker: Worker, reason: str, starting: bool) -> None:
@@ -359,9 +357,9 @@ class WorkerGroup:
             self._failed_starts[self._replace(worker, at_once=True)] = failed
             return
         error = ModelLoadError(
-            f"worker {worker.name} died while its model was constructed, "
+            f"worker {worker.name} died while constructing its model, "
             f"{MAX_FAILED_STARTS} times in a row; the last time: {reason}. It may have run "
-            "out of memory, or crashed in native code"
+            "out of memory or crashed in native code"
         )
         self._fail_pool(worker, error)
 
@@ -408,8 +406,8 @@ class WorkerGroup:
                 self._emit(
                     Noticed(
                         f"{pool.label}: none of its {len(worker_queue.loading)} workers"
-                        f"{f' of {wants} each' * bool(wants)} is ready yet: they start, compute "
-                        f"for other runs, or others hold what they need{_log_hint(pool)}"
+                        f"{f' of {wants} each' * bool(wants)} is ready yet: they are starting, "
+                        f"serve other runs, or wait for resources in use{_log_hint(pool)}"
                     )
                 )
 

@@ -176,8 +176,8 @@ async def attempt(
                 waiting[:0] = [(row, attempts, crashed) for row in single]
             else:
                 error = ConnectionError(
-                    f"the server ended or hung each of the {crashed} times that it had this row, "
-                    f"at last without another of this worker: {next(iter(blamed.values()))}"
+                    f"the server crashed or hung all {crashed} times it had this row, the last "
+                    f"time without other rows of this worker: {next(iter(blamed.values()))}"
                 )
                 outcome.faults.append(RowFault(again, error, crashed, SERVER_DIED, True))
                 _check_last(outcome, policy, id, max_faults)

@@ -130,7 +130,7 @@ def test_a_failed_check_withholds_what_lies_below_until_its_cause_is_fixed(world
     result = world.run(instance, *KEYS[:3], assets=[docs.build_assets(), asset_below(docs)])
     message = failure(result)
     assert "1 of 3 partitions failed ('p01')" in message
-    assert "the blocking check 'vectors' of its upstream stage 'vectors' failed" in message
+    assert "blocking check 'vectors' of the upstream stage 'vectors' failed" in message
     assert "its former version stays in force" in message
     assert [sequences(partition) for partition in KEYS[:3]] == [[2, 2], [2, 1], [2, 2]]
     assert UNGATED not in caplog.text
@@ -147,7 +147,7 @@ def test_a_failed_check_withholds_what_lies_below_until_its_cause_is_fixed(world
     labels = dg.AssetSelection.assets(docs["labels"].key)
     check = dg.AssetSelection.checks(key)
     for selection, words in (
-        (labels, "the blocking check 'vectors'"),
+        (labels, "blocking check 'vectors'"),
         (check | labels, "stage 'vectors', partition 'p01': vectors failed: "),
     ):
         again = world.run(instance, "p01", assets=[docs.build_assets()], selection=selection)

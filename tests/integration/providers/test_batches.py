@@ -202,7 +202,7 @@ def test_the_command_line_lists_cancels_and_collects(
             r"asked: batch \w{16}, 2 requests, .*: submitted, expected by", command(name)
         )
     planned = pipeline.plan(store=store)
-    assert "2 requests of 'asked' are in flight in batches, and paid for" in str(planned)
+    assert "2 requests of 'asked' are in flight in batches and already paid for" in str(planned)
     assert command("cancel", "--batch", "another") == ""
     assert ": cancelling, expected by" in command("cancel")
     batches.end()

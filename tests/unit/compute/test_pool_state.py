@@ -425,13 +425,13 @@ def test_a_stage_that_does_not_fit_beside_its_server_is_refused():
     [
         (ONE_GPU, spec("m", GPU=2), "a worker of 2 GPU; the cluster has 1 GPU (nodes: 1)"),
         (ONE_GPU, spec("m", (2, 3), GPU=1), "concurrency=(1, 3)"),
-        (TWO_PLUS_ONE, spec("m", CPU=3), "the cluster has 3 CPU (nodes: 2, a node at most 2 CPU)"),
+        (TWO_PLUS_ONE, spec("m", CPU=3), "the cluster has 3 CPU (nodes: 2, each with at most"),
         (TWO_PLUS_ONE, spec("m", **{"memory": 5e12, "accelerator_type:A100": 0.001}), "a worker "
          "of 4,657 GiB of memory, accelerator type A100; the cluster has 1.5 GiB of memory, no "
-         "accelerator type A100 (nodes: 2, a node at most 1 GiB of memory, no accelerator"),
+         "accelerator type A100 (nodes: 2, each with at most 1 GiB of memory, no accelerator"),
         (MACHINE, spec("m", TPU=1), "this machine has 0 TPU for subprocesses"),
         (ONE_GPU, replace(spec("m", (5, 5), CPU=1), server="m"), "asks for 5 replicas of 1 CPU "
-         "each; the cluster has 4 CPU (nodes: 1). Declare replicas=(1, 5) to take what there is"),
+         "each; the cluster has 4 CPU (nodes: 1). Declare replicas=(1, 5) to use what is"),
     ],
 )  # fmt: skip
 def test_more_than_there_is_is_refused(capacity, pool, message):

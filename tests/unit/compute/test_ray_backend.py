@@ -123,12 +123,13 @@ def test_a_run_says_what_it_waits_for_and_ends_if_no_node_is_added(monkeypatch) 
     with pytest.raises(ComputeError) as caught:
         backend.lease("run", [spec("m", (2, 2), GPU=1)], terms)
     assert texts == [
-        "waiting for M: the cluster's autoscaler is asked for room for 2 x 1 GPU; `ray status` "
-        "shows what it does"
+        "waiting for M: the cluster's autoscaler was asked to make room for 2 x 1 GPU; `ray "
+        "status` shows its progress"
     ]
     assert str(caught.value) == (
-        "M: the cluster's autoscaler was asked for room for 2 x 1 GPU, and has not added it in "
-        "half an hour. Lower concurrency or what a worker reserves, or let the cluster grow further"
+        "M: the cluster's autoscaler was asked to make room for 2 x 1 GPU and has not done so "
+        "within half an hour. Lower concurrency or the resources of a worker, or raise the "
+        "cluster's maximum size"
     )
     assert backend._pool_manager.released == 1
 
@@ -148,7 +149,7 @@ def test_a_run_that_waits_for_a_lease_says_for_whom_and_can_be_cancelled() -> No
         backend.lease(
             "run-2", [spec("theirs", accelerator=1)], LeaseTerms(stop, waits=Waits(cancel))
         )
-    text = "waiting for Theirs: its resources are leased or awaited by run run-1"
+    text = "waiting for Theirs: its resources are in use or requested by run run-1"
     assert events == [Noticed(text, False)]
     assert backend._pool_manager.released == 1
 

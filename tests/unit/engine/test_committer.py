@@ -231,9 +231,9 @@ def test_partitions_are_compared_with_the_one_before_which_is_committed_first(tm
     assert {event.partition for event in committed(events, "below")} == {"a", "b"}
     (failed,) = (event for event in events if isinstance(event, Failed))
     assert (failed.partition, failed.stage) == ("c", "below")
-    message = "the blocking check 'drift_label' of its upstream stage 'clean' failed: "
+    message = "blocking check 'drift_label' of the upstream stage 'clean' failed: "
     assert str(failed.error).startswith(message)
-    assert str(failed.error).endswith("not committed, and has no former version")
+    assert str(failed.error).endswith("not committed; it has no former version")
 
 
 def test_a_check_of_a_table_that_converts_a_type(tmp_path, store):

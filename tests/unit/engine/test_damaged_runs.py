@@ -64,7 +64,7 @@ def test_damaged_parts_are_computed_again_by_the_next_run(harm, tmp_path, source
     for path in harmed:
         harm(path)
     if harm is not Path.unlink:  # a part that is not there is seen by the planner
-        assert "It was removed from the stage 'docs/double'" in run()
+        assert "It was removed (stage 'docs/double'" in run()
         printed = capsys.readouterr().out
         assert [printed.count(path.name) for path in harmed] == [1, 1]
     assert run() == ""
@@ -98,7 +98,7 @@ def test_a_part_whose_failed_rows_are_damaged_is_computed_again(tmp_path, source
     assert run(with_lists(tmp_path, "both")) == ""
     (first, *_) = sorted((tmp_path / "store/docs/odd/parts").rglob("*.faults.parquet"))
     cut(first)
-    assert "It was removed from the stage 'docs/odd'" in run(with_lists(tmp_path, "again"))
+    assert "It was removed (stage 'docs/odd'" in run(with_lists(tmp_path, "again"))
     assert run(with_lists(tmp_path, "again")) == ""
 
 
@@ -137,7 +137,7 @@ def test_a_damaged_part_in_which_rows_of_another_fragment_are_looked_up(place, t
     equal["text"] = [text.lower() for text in equal["text"]]
     write_source(tmp_path / "src", equal, "a.parquet")
     flip(harmed, "upper")
-    assert "It was removed from the stage 'docs/upper'" in run(pipeline())
+    assert "It was removed (stage 'docs/upper'" in run(pipeline())
     assert run(pipeline()) == ""
 
 
@@ -192,7 +192,7 @@ def test_a_damaged_part_of_a_stage_that_is_not_selected(tmp_path, source, run):
     before = manifests(tmp_path)
     message = run(select=["negate"])
     assert victim.name in message
-    assert "It was removed from the stage 'docs/double'" in message
+    assert "It was removed (stage 'docs/double'" in message
     assert "Select 'double' too, or use force there" in message
     assert not victim.exists()
     assert manifests(tmp_path) == before
@@ -215,7 +215,7 @@ def test_a_damaged_part_of_a_fallback_is_computed_in_the_branch(tmp_path, source
             return str(raised)
         return ""
 
-    assert "It is one of the fallback's, of the stage 'docs/double'" in error(["negate"])
+    assert "It belongs to the fallback store (stage 'docs/double'" in error(["negate"])
     assert error(["double", "negate"]) == ""
     assert vd.load("docs/negate", store=branch)["z"].to_pylist() == NEGATED
     assert vd.load("docs/double", store=branch)["y"].to_pylist() == DOUBLED
@@ -254,7 +254,7 @@ def test_a_damaged_part_that_a_commit_reads(tmp_path, source, run, monkeypatch, 
         message = run(docs)
     assert "could not be committed" in message
     assert "is damaged and cannot be read" in message
-    assert "it was removed. Run again, and it is computed again" in message
+    assert "it was removed. Run again to recompute it" in message
     out = tmp_path / "out"
     published = lance.dataset(out).to_table() if "format" in options else pq.read_table(out)
     assert sorted(published["x"].to_pylist()) == [*range(ROWS)]

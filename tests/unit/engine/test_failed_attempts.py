@@ -78,7 +78,7 @@ def test_rows_that_fail_again_do_not_cost_a_worker(tmp_path, store):
 def test_its_failed_rows_can_be_looked_at_until_the_next_commit(tmp_path, store, by_row):
     place = store.root.path
     (failed,) = run(tmp_path, store, 20, "first", by_row=by_row)
-    assert "vane-dagster quarantine lists them" in " ".join(str(failed.error).split())
+    assert "`vane-dagster quarantine` lists" in " ".join(str(failed.error).split())
     rows = vd.quarantine("docs/root", store=place)
     found = ids(rows, False)
     assert len(found) > 10, "the first that failed"
@@ -203,7 +203,7 @@ def test_failed_rows_that_a_killed_run_has_stored_count_once(attempt, store, tmp
     (file,) = tmp_path.glob("store/docs/answer/failed/*/*.parquet")
     file.unlink()  # as if the run had been killed before
     error, _ = attempt()
-    assert "16 of at most 300 rows of the partition failed so far, and 10 may" in error
+    assert "16 of at most 300 rows of the partition failed so far; the limit is 10" in error
     assert not {*numbers(tmp_path / "asked")} & {*range(16)}
     assert not attempt()
     assert {*numbers(tmp_path / "asked")} >= {*range(16)}
@@ -214,7 +214,7 @@ def test_a_partition_whose_rows_all_failed_is_not_committed(attempt, store, tmp_
     for down in (range(8), range(8), ()):
         errors = attempt(*down, rows=8)
         assert all("8 of 8 rows failed (100%)" in each for each in errors[:1])
-        assert all("The next run computes the failed rows again" in each for each in errors[:1])
+        assert all("the next run computes the failed rows again" in each for each in errors[:1])
         assert sorted(numbers(tmp_path / "asked")) == [*range(8)]
         assert (store.in_force("docs", "answer", None) is None) == bool(down)
     assert len(vd.load("docs/copy", store=store.root.path)) == 8

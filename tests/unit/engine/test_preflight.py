@@ -146,8 +146,8 @@ def test_what_a_stage_reserves_is_compared_with_its_place():
     here, there = sorted(too_large(docs, stages, CLUSTER))
     assert here.startswith(
         "stage 'docs/here': Model asks for a worker of 1 GPU; this machine has 0 GPU "
-        "for subprocesses. Lower concurrency or what a worker reserves, or use a larger machine. "
-        "GPUs that this machine gives to the Ray cluster do not count"
+        "for subprocesses. Lower concurrency or the resources of a worker, or use a larger "
+        "machine. GPUs that this machine gives to the Ray cluster do not count"
     )
     assert there.startswith("stage 'docs/license_there': Model asks for a worker of 1 license;")
     assert list(too_large(docs, stages[3:], MACHINE)) == []

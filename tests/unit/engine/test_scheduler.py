@@ -561,8 +561,8 @@ def test_without_quarantine_a_slice_is_computed_again_alone_three_times(wave):
     assert [bool(call.work.alone) for call in ended] == [False, *[True] * 4]
     assert set(made.failures) == {("model", "p0")}
     message = made.failures["model", "p0"]
-    assert "lost its worker or its data 4 times, the last time: lost" in message
-    assert "on_error='quarantine' finds it" in message
+    assert "its worker or its data was lost 4 times, the last time: lost" in message
+    assert "on_error='quarantine' isolates it" in message
     assert made.state.parts[0, "model"] == {}
 
 
@@ -582,7 +582,7 @@ def test_a_fragment_whose_whole_task_was_lost_starts_over_with_calls_alone(wave)
     assert not mine[0].work.alone
     assert all(call.work.alone for call in mine[1:])
     assert len([call for call in mine if call.kind == "slice" and 0 in call.rows]) <= 4
-    assert "lost its worker or its data 4 times" in made.failures["model", "p0"]
+    assert "its worker or its data was lost 4 times" in made.failures["model", "p0"]
 
 
 # The end of a wave before its time

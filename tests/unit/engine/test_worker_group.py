@@ -65,7 +65,7 @@ def test_a_spent_worker_is_replaced_after_its_last_answer():
     assert group.lease.loading == [], "it has one more call"
     group.group.finish_call(FIRST, 20, "has answered 3 calls")
     assert [worker.name for worker in group.lease.loading] == ["m-1'"]
-    assert group.notices == ["worker m-1 has answered 2 calls: a fresh one takes its place"]
+    assert group.notices == ["worker m-1 has answered 2 calls; it is replaced"]
     assert group.lease.ended_at_once == [], "other runs may have calls there"
     group.group.replace_lost(*group.lease.loading, "lost", starting=True)
     assert len(group.lease.ended_at_once) == 1
@@ -115,8 +115,8 @@ def test_a_worker_on_a_draining_node_works_until_another_is_ready_and_ends_after
     assert group.lease.replaced == [FIRST]
     assert group.lease.loading == [], "nothing starts twice"
     assert [*queue.calls_by_worker] == [fresh]
-    notice = "worker m-1 is on a node that Ray drains: m-1' replaces it"
-    assert group.notices == [notice, "worker m-1 has answered 2 calls: a fresh one takes its place"]
+    notice = "worker m-1 is on a draining node; m-1' replaces it"
+    assert group.notices == [notice, "worker m-1 has answered 2 calls; it is replaced"]
 
 
 def test_an_unused_gpu_is_noticed_once_for_each_pool_that_reserves_one():
@@ -127,7 +127,7 @@ def test_an_unused_gpu_is_noticed_once_for_each_pool_that_reserves_one():
     for worker in (FIRST, SECOND):
         group.group.notice_unused_gpu(worker, "torch has used no memory of it")
     assert group.notices == [
-        "'model': Model reserves 0.5 GPU for a worker, and torch has used no memory of it"
+        "'model': Model reserves 0.5 GPU per worker, but torch has used no memory of it"
     ]
 
 
@@ -140,7 +140,7 @@ def test_a_pool_whose_workers_die_as_they_start_is_given_up():
     assert group.lease.evicted == ["m"]
     ((stages, error),) = group.given_up
     assert stages == ("model",)
-    assert "died while its model was constructed, 4 times in a row" in error
+    assert "died while constructing its model, 4 times in a row" in error
 
 
 def test_starts_that_another_runs_calls_end_are_no_failed_ones():

@@ -118,7 +118,7 @@ def test_stages_overlap_at_best_and_follow_each_other_at_worst():
 
 def test_a_forecast_is_text_and_plain_values():
     known = stage("a<b", seconds=(60.0, 90.0), worker_seconds=(60.0, 90.0))
-    held = ["vllm 'm' has to start"]
+    held = ["vllm 'm' must start first"]
     given = (
         [known, known],
         {"2026-01-01": "no files", "2026-01-02": "partition '2026-01-02': ?"},
@@ -139,7 +139,7 @@ def test_a_forecast_is_text_and_plain_values():
         "  not planned: partition '2026-01-02': ?",
         "  not planned: stage 'c': the first run infers it",
         "  total: 1 min 0 s to 3 min 0 s elapsed",
-        "  may stop or delay it: vllm 'm' has to start",
+        "  may stop or delay it: vllm 'm' must start first",
         "  warning: 'x' is a text",
     ]
     first = json.loads(json.dumps(found.to_dict()))["stages"][0]

@@ -167,8 +167,8 @@ def test_failed_blocking_checks_upstream_are_said(tmp_path, store):
     with pytest.raises(VaneError, match="blocking checks: 1 failed"):
         made.run("a", select="some", store=store, compute=InProcessCompute())
     (text,) = made.plan(store=store).holdups
-    assert text.startswith("the blocking check 'below' of 'some', partition 'a' failed: ")
-    assert text.endswith(". Stages downstream are not committed there")
+    assert text.startswith("blocking check 'below' of 'some', partition 'a' failed: ")
+    assert text.endswith(". Its downstream stages will not be committed")
     assert list(made.plan("a", select="slow", store=store).holdups) == [text]
     assert made.plan("b", store=store).holdups == []
     with pytest.raises(VaneError, match="blocking checks: 1 failed"):
@@ -232,9 +232,9 @@ def test_servers_that_have_to_start_are_said(tmp_path, store):
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
     docs.prompt("asked", "{text}", provider="openai", model=server)
     (text,) = docs.plan(store=store).holdups
-    assert text.endswith("has to start, unless it is running")
+    assert text.endswith("must start first, unless it already runs")
     (text,) = docs.plan(store=store, compute=vd.LocalCompute()).holdups
-    assert text.endswith("has to start")
+    assert text.endswith("must start first")
 
 
 def broken(batch: Any) -> Any:

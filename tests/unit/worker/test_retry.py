@@ -231,7 +231,7 @@ def test_a_row_that_ends_its_server_is_the_only_one_that_fails(by_row):
     assert kept(outcome) == [0, 1, 2, 4, 5, 6, 7]
     (fault,) = outcome.faults
     assert (fault.batch["id"].to_pylist(), fault.name) == ([3], "ServerDied")
-    assert "ended or hung each of the 5 times that it had this row" in str(fault.error)
+    assert "crashed or hung all 5 times it had this row" in str(fault.error)
     alone = [ids for ids, is_alone in server.calls if is_alone]
     assert sorted(map(tuple, alone)) == [(0,), (1,), (2,), (3,), (3,), (3,), (4,), (5,), (6,), (7,)]
 
