@@ -169,7 +169,7 @@ def _ship_files(
                 discard(store.root, missing)
                 where = f"stage '{plan.pipeline.name}/{stage}'"
                 shipped.append(
-                    f"{where}: {file} was edited while the run began. Run it again when it is "
+                    f"{where}: {file} was edited while the run started. Run it again when it is "
                     "complete"
                 )
     return shipped

@@ -28,16 +28,16 @@ def with_branch_targets(pipeline: Pipeline, store: Store, selected: Collection[s
         if (other := store.branch_of) is not None:
             raise PlanError(
                 f"the store {store.root.url!r} is a branch. Open it as FragmentStore(root=..., "
-                f"fallback={other!r}); or delete {store.root.file_url(BRANCH)!r}, and its runs "
-                "compute what it lacks and publish into the declared targets"
+                f"fallback={other!r}); or delete {store.root.file_url(BRANCH)!r} to "
+                "make it an independent store that publishes into the declared targets"
             )
         return pipeline
     writes = {f"{pipeline.name}/{s.name}": s.spec for s in pipeline if s.spec.publishes}
     named = [each for each in store.targets if each.partition("/")[0] == pipeline.name]
     if unknown := [each for each in named if each not in writes]:
         raise PlanError(
-            f"FragmentStore: targets has {names(unknown)}, no write stage of pipeline "
-            f"{pipeline.name!r}; expected {names(writes)}"
+            f"FragmentStore: targets has {names(unknown)}, but pipeline "
+            f"{pipeline.name!r} has no such write stage; expected {names(writes)}"
         )
     for label, spec in writes.items():
         if spec.name in selected:
@@ -54,8 +54,8 @@ def _branch_target(label: str, declared: Target, store: Store) -> Target:
         if given is None:
             raise PlanError(
                 f"stage {label!r}: a branch publishes below its root, {store.root.url!r}, and a "
-                f"table of format {declared.format!r} has a name in a catalog. Name another one "
-                f"there, as FragmentStore(targets={{{label!r}: 'db.branch'}})"
+                f"table of format {declared.format!r} has a name in a catalog. Name another "
+                f"table: FragmentStore(targets={{{label!r}: 'db.branch'}})"
             )
         target = _below(store, label, declared)
         target = replace(target, options={**declared.options, _TABLE: given})
@@ -69,8 +69,8 @@ def _branch_target(label: str, declared: Target, store: Store) -> Target:
         is_declared = url.rstrip("/") == declared.url.rstrip("/")
     if is_declared:
         raise PlanError(
-            f"stage {label!r}: targets names {given!r}, its target outside of branches, into which "
-            "a run publishes after `vane-dagster store promote`. Name another one"
+            f"stage {label!r}: targets names {given!r}, which is the stage's target outside of "
+            "branches; runs after `vane-dagster store promote` publish there. Name another one"
         )
     return target
 

@@ -56,7 +56,7 @@ def require_same_versions(
             if known is None or known.plan != plans[upstream]:
                 raise PlanError(
                     f"pipeline {pipeline.name!r}{in_partition(key)}: {stage!r} reads records of "
-                    f"stages above {name!r}, which was materialized from another version of "
+                    f"stages upstream of {name!r}, which was materialized from another version of "
                     f"{upstream!r} and is not selected. Select it too"
                 )
 
@@ -75,7 +75,7 @@ def require_inputs(
         raise PlanError(
             f"pipeline {pipeline.name!r}{in_partition(key)}: {names(readers)} reads "
             f"{names(missing)}, which is not selected and was never materialized. Select it too: "
-            f"select={wider!r} adds all stages upstream, in `vane-dagster plan --select` too"
+            f"select={wider!r} (--select of `vane-dagster plan`) adds all upstream stages"
         )
 
 
@@ -91,8 +91,8 @@ def agreed(
             fragments = own
         elif [f.identity for f in fragments] != [f.identity for f in own]:
             raise PlanError(
-                f"{location}: {stage!r} was materialized from other source files, or with another "
-                "fragment_rows, and is not selected. Materialize it too"
+                f"{location}: {stage!r} was materialized from other source files or with another "
+                "fragment_rows, and is not selected. Select it too"
             )
     assert fragments is not None
     return fragments

@@ -188,7 +188,9 @@ class _Planner:
                 try:
                     self.absent[stage] = made.keys() - {*any_of_them.present([*made])}
                 except StoreError as error:  # a run that publishes needs it, and is refused
-                    self.warnings[None].append(f"published rows are not looked for: {error}")
+                    self.warnings[None].append(
+                        f"cannot check whether published rows are still there: {error}"
+                    )
         if any(self.pipeline[s].spec.runs_udf for s in self.selected):
             self.adopted = adoptions(self.store, self.pipeline.name)
         self._name()
@@ -327,7 +329,7 @@ class _Planner:
         if not fragments and not self.source.allow_empty:
             whose = "its source" if key is None else f"partition {key!r}"
             raise SourceError(
-                f"{self.location}: the files of {whose} hold no rows. If that is in order, declare "
+                f"{self.location}: the files of {whose} hold no rows. If that is expected, declare "
                 "the source with allow_empty=True"
             )
         schemas = self.pipeline._resolve_schemas(self.selected, known)

@@ -163,7 +163,7 @@ class _Sampler:
         if manifest.keys and tuple(manifest.keys) != keys:
             raise PlanError(
                 f"{self._location}: its rows are identified by {names(manifest.keys)} in the "
-                f"store, and by {names(keys)} now. Materialize it first"
+                f"store but by {names(keys)} now. Materialize it first"
             )
         inputs = self._inputs()
         listed: Mapping[str, FileRecord] = {}

@@ -34,7 +34,7 @@ def left_out(pipeline: Pipeline, source: Source, planned: Collection[str | None]
     number, of = count(sum(rows[key] for key in unknown), "row"), names(sorted(unknown), _SHOWN)
     return [
         f"pipeline {pipeline.name!r}: {source.place} has {number} of {of}, which no run computes: "
-        f"no partition has such a key. An example of a key is {min(map(str, planned))!r}"
+        f"no partition has this key. Partition keys look like {min(map(str, planned))!r}"
     ]
 
 
@@ -79,7 +79,7 @@ def mixed_types(
             several = f"columns {names(mixed)} have different types in some partitions: "
             return [
                 f"stage '{pipeline.name}/{stage}': {several if len(mixed) > 1 else ''}column "
-                f"{mixed[0]!r} is {' and '.join(texts)}; partitions of different types cannot be "
+                f"{mixed[0]!r} is {' and '.join(texts)}; partitions with different types cannot be "
                 "read together"
             ]
     return []

@@ -72,12 +72,12 @@ class Promotion:
         self._before = self._present()
         self._refuse(
             self._superseded(),
-            f"Materialize it in a new branch, with a root of its own and {target.root.url!r} as "
-            "its fallback, and promote that one",
+            f"Materialize it in a new branch, with its own root and {target.root.url!r} as the "
+            "fallback, and promote that branch",
         )
         self._refuse(
             self._of_own_assets(),
-            "Promote that asset, and materialize this in the other store",
+            "Promote that asset, then materialize this stage in the target store",
         )
 
     def carry_out(self) -> Iterator[Promoted]:
@@ -100,7 +100,7 @@ class Promotion:
         now = self._present()
         every = {**self._before, **now}
         changed = [self._label(p) for p in every if now.get(p) != self._before.get(p)]
-        self._refuse(changed, "Another run has committed it meanwhile. Run the promotion again")
+        self._refuse(changed, "Another run committed it meanwhile. Run the promotion again")
         self._copy_records()
         committed: dict[Place, str] = {}
         for place, (_, manifest) in self._promoted.items():
@@ -111,8 +111,8 @@ class Promotion:
                 continue
             if self._target.latest_own(self._pipeline, *place) != before:
                 raise StoreError(
-                    f"{self._label(place)}: another run has committed it during the promotion. "
-                    "What was promoted before is complete; run the promotion again"
+                    f"{self._label(place)}: another run committed it during the promotion. "
+                    "Everything promoted so far is complete; run the promotion again"
                 )
             above = self._read_by(place, manifest)
             upstream = {each[0]: committed.get(each) or str(self._before[each]) for each in above}
@@ -143,9 +143,9 @@ class Promotion:
                     manifests[stage, manifest.partition] = name, manifest
         if not manifests:
             raise StoreError(
-                f"{self._branch.root.url!r} has committed nothing of pipeline {self._pipeline!r} "
-                f"to promote; committed there: {names(committed)}. Give the root of a branch, and "
-                "materialize there first"
+                f"{self._branch.root.url!r} has committed no partition of pipeline "
+                f"{self._pipeline!r} to promote; committed there: {names(committed)}. Give the "
+                "root of a branch, and materialize there first"
             )
         above = {
             place: self._read_by(place, manifest) for place, (_, manifest) in manifests.items()
@@ -175,7 +175,7 @@ class Promotion:
             # Other runs may have come back to it; a promotion that was killed has put ours there.
             if _version(now) not in (_version(start), name.version):
                 known = manifest.branched_from or "nothing"
-                yield f"{self._label(place)}: the branch was made from {known}, in force is {now}"
+                yield f"{self._label(place)}: the branch began at {known}, in force is {now}"
 
     def _of_own_assets(self) -> Iterator[str]:
         """Yield what was made from other assets of the branch."""
@@ -183,7 +183,7 @@ class Promotion:
         below = f"{root.fs.unstrip_protocol(root.path).rstrip('/')}/"
         for place, (_, manifest) in self._promoted.items():
             if any(file.url.startswith(below) for file in manifest.files):
-                yield f"{self._label(place)}: its source is an asset that the branch has committed"
+                yield f"{self._label(place)}: its source is an asset committed in the branch"
 
     def _stale(self) -> Iterator[str]:
         """Yield what was made from another version of an upstream stage than will be in force."""
@@ -197,7 +197,7 @@ class Promotion:
                 if now is None or now.version != _version(ManifestName.parse(known)):
                     where = self._branch if place in self._promoted else self._target
                     yield (
-                        f"{self._label((own, key))}: it was made from {known} of {stage!r}, and "
+                        f"{self._label((own, key))}: it was made from {known} of {stage!r}, but "
                         f"{where.root.url!r} has {now}"
                     )
 
@@ -220,8 +220,8 @@ class Promotion:
             in_threads(lambda part: copy_files(source, target, part.files), lacking.values())
         except FileNotFoundError as error:
             raise StoreError(
-                f"{self._label((manifest.stage, manifest.partition))}: a part is gone from the "
-                f"branch: {error}. Materialize it there again with force"
+                f"{self._label((manifest.stage, manifest.partition))}: a part is missing in the "
+                f"branch: {error}. Materialize it again there with force"
             ) from error
         return tuple(lacking.values())
 

@@ -80,8 +80,7 @@ class ManifestIndex:
         self._read = functools.lru_cache(maxsize=2)(read_part)  # a part, and records of rows
         if pipeline.startswith("~") or not self.stages:
             raise TraceError(
-                f"{store.described} holds no stage of a pipeline {pipeline!r}; it has "
-                f"{names(_pipelines(store))}"
+                f"{store.described} has no pipeline {pipeline!r}; it has {names(_pipelines(store))}"
             )
 
     @cached_property
@@ -281,13 +280,15 @@ class ManifestIndex:
         try:
             now = source.current(recorded)
         except FileNotFoundError:
-            return "the file is gone since"
+            return "the file no longer exists"
         except Exception as error:  # drivers raise many exception classes of their own
-            return masked(f"the file cannot be looked at: {described(error)}")
+            return masked(f"the file cannot be inspected: {described(error)}")
         (kept,) = reconcile([now], [recorded], source)
         if (kept.size, kept.version) == (recorded.size, recorded.version):
             return None
-        return f"the file was changed since; it has {now.size:,} bytes and version {now.version}"
+        return (
+            f"the file has changed since; it now has {now.size:,} bytes and version {now.version}"
+        )
 
     def _never(self, stage: str) -> str:
         label = self.label(stage)

@@ -71,7 +71,7 @@ def left_out(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str 
             return f"Its {above.keys[0]} is {lacked!r}. {reason}" if of_parent else reason
     if has is None:
         return _parent(manifest_index, manifest, id) if manifest.info.get("children") else None
-    return f"It is in {has[0]}, and was {leaving(manifest_index, manifest, has[1], [id])}"
+    return f"It is in {has[0]} but was {leaving(manifest_index, manifest, has[1], [id])}"
 
 
 def _parent(manifest_index: ManifestIndex, manifest: Manifest, id: Any) -> str | None:
@@ -110,7 +110,7 @@ def leaving(
             origin = manifest_index.origin(manifest, index, fault["id"])
             copied = f" ({origin})" if origin else ""
             return f"quarantined by {label!r}: {fault['error']}: {why}{copied}"
-    return f"{'filtered' if part.filtered else 'left out'} by {label!r}"
+    return f"{'filtered' if part.filtered else 'dropped'} by {label!r}"
 
 
 def search_source(

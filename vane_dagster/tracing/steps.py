@@ -134,7 +134,7 @@ class Trace(Printed):
 
     def _title(self) -> str:
         where = "" if self.partition is None else f", partition {self.partition}"
-        way = "and what was made of it" if self.forward else "back to the source"
+        way = "and the rows made from it" if self.forward else "back to the source"
         return f"{self.stage}{where}, id {self.id}, {way} (rows of files are counted from 0)"
 
 

@@ -180,15 +180,15 @@ class _BackwardWalk:
         label = self._manifest_index.label(node[0])
         if manifest is None or asked.index is None:
             note = (
-                f"its manifest {node[1]} was collected, so this step is not known any more"
+                f"its manifest {node[1]} was collected, so this step is unknown"
                 if manifest is None
-                else f"its manifest {node[1]} has other fragments than the rows made from it"
+                else f"its manifest {node[1]} has different fragments than the rows made from it"
             )
             self._add([Step(label, "", self._manifest_index.partition, notes=(note,))])
             return
         rows: list[Found] = []
         known: list[Sequence[Any]] = []
-        note = "no row here: it was joined with none"
+        note = "no row: the join had no matching row here"
         try:
             rows = self._manifest_index.find(manifest, asked.index, asked.by)
         except (FileNotFoundError, StoreError) as error:
@@ -333,15 +333,15 @@ def _from_source(manifest_index: ManifestIndex, id: Any) -> Trace:
             hit = search_source(manifest_index, newest, key)
         except (FileNotFoundError, StoreError) as error:
             raise TraceError(
-                f"{manifest_index.label(SOURCE)!r} has no row with id {key!r} that a stage has "
-                f"kept, and its files cannot be searched: {error}"
+                f"no stage kept a row with id {key!r} from {manifest_index.label(SOURCE)!r}, and "
+                f"the source files cannot be searched: {error}"
             ) from error
         recorded = hit and file_of(newest, hit[1].url)
         if hit is None or (recorded and manifest_index.changed(newest, recorded)):
             raise TraceError(
                 f"{manifest_index.label(SOURCE)!r}{in_partition(manifest_index.partition)} has no "
-                f"row with id {key!r} in {looked_at(newest)}, as the stages have read them. If "
-                "they have changed since, materialize the stages again"
+                f"row with id {key!r} in the version of {looked_at(newest)} that the stages read. "
+                "If the files changed since, materialize the stages again"
             )
         index = hit[0]
     walk = _ForwardWalk(manifest_index, newest.fragments[index])
@@ -443,10 +443,10 @@ class _ForwardWalk:
     ) -> str:
         if stale:
             older = ", ".join(self._manifest_index.label(u) for u in sorted(stale))
-            return f"nothing; it was made from an older {older}"
+            return f"no row; it was made from an older {older}"
         if lacking := [
             self._manifest_index.label(u) for u, reached in above.items() if not reached.is_found
         ]:
-            return f"nothing, because {', '.join(lacking)} has no row of it"
+            return f"no row, because {', '.join(lacking)} has none"
         ids = {keys[0] for reached in above.values() for keys in reached.rows}
         return leaving(self._manifest_index, manifest, index, ids)

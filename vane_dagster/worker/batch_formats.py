@@ -75,8 +75,8 @@ def _require_exact(batch: pa.Table, form: BatchFormat) -> None:
             limits = pc.min_max(column).as_py()
             if any(abs(each or 0) > _MOST_EXACT for each in limits.values()):
                 raise StageError(
-                    f"column {name!r} has nulls and integers beyond 2**53, which batches of {form} "
-                    "would round, as they have floats where values may be missing. Leave it out of "
+                    f"column {name!r} has nulls and integers beyond 2**53, which {form} batches "
+                    "would round, because they store columns with nulls as floats. Leave it out of "
                     "columns= and name it in include_columns=, or use batch_format='pyarrow'"
                 )
 
@@ -88,7 +88,7 @@ def _package(name: str, form: str) -> Any:
     except ImportError as error:
         raise StageError(
             f"batch_format={form!r} needs the package {name!r}, which this worker cannot import: "
-            f"{error}. Install it in the environment of the workers, or declare another format"
+            f"{error}. Install it in the workers' environment, or use another batch_format"
         ) from error
 
 

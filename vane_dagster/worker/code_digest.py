@@ -34,7 +34,7 @@ def disagreement(driver: Mapping[str, str]) -> str:
     if here == driver:
         return ""
     return (
-        f"the driver has {dict(driver)}; workers there have {here}. Install the driver's "
+        f"the driver has {dict(driver)}; the workers have {here}. Install the driver's "
         "versions there, or run the driver from that environment"
     )
 

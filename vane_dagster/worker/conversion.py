@@ -18,7 +18,7 @@ from vane_dagster.worker.batch_formats import copied
 _WITH_VALUE = re.compile(r"Could not convert .* with type ([^:]+): ", re.DOTALL)
 
 _NULLS = (
-    ". In numpy and torch batches, a null of the input's integers is NaN; include_columns= passes "
+    ". In numpy and torch batches, a null among integers is NaN; include_columns= passes "
     "a column of the input on unchanged"
 )
 
@@ -67,8 +67,8 @@ def check_pinned(given: Iterable[Any], schema: pa.Schema, location: str) -> None
 
 def _beyond_pinned(what: str, location: str) -> UdfError:
     return UdfError(
-        f"{location}: returned {what}, which the pinned schema lacks: it was inferred from the "
-        "first rows. Return the same columns and fields for every row, with None where there is no "
+        f"{location}: returned {what}, which is not in the schema inferred from the first "
+        "rows. Return the same columns and fields for every row, with None where there is no "
         "value, or declare the schema"
     )
 

@@ -130,8 +130,8 @@ class Host:
                 self._construct(call)
                 if model is not None and (reason := recycle_reason(call.lifecycle, 0)):
                     raise ModelLoadError(
-                        f"{model.label}: its worker {reason}, before its first batch, and would be "
-                        "replaced after each. Raise max_rss"
+                        f"{model.label}: its worker {reason}, before the first batch; it would "
+                        "be replaced after each one. Raise max_rss"
                     )
             except BaseException as error:  # a user's constructor may raise anything
                 if is_shutdown(error):
@@ -184,12 +184,12 @@ class Host:
         if directory.is_outdated:
             unhealthy_reason = SERVER_MOVED
         elif model is not None and model.exact and model.content != self._content:
-            outdated = "holds a model that other code has constructed"
+            outdated = "holds a model that was constructed by other code"
         elif self._caller is not None:
             try:
                 self._caller.health.check()
             except UnhealthyModelError as error:
-                unhealthy_reason = masked(f"its model says that it is dead: {error}")
+                unhealthy_reason = masked(f"its model reported that it is dead: {error}")
         return replace(
             load,
             warm=True,
@@ -240,8 +240,8 @@ class Host:
                 return None, computed.report
             if work.new_ids and (wrong := repeated_or_null(computed.rows.column(work.id))):
                 raise IntegrityError(
-                    f"{work.location}: made {wrong} in {work.id!r}, which has to be unique and not "
-                    "null. Return ids of their own, or leave the column out of the schema"
+                    f"{work.location}: returned {wrong} in {work.id!r}; expected unique ids "
+                    "without nulls. Return such ids, or leave the column out of the schema"
                 )
             table: pa.Table | None = computed.rows
             part = None

@@ -74,7 +74,9 @@ def _download(digest: str, root: StoragePath, copies: Path) -> StoredFile:
     except FileNotFoundError as error:
         raise _gone(url) from error
     if hashlib.sha256(data).hexdigest() != digest:
-        raise StoreError(f"{url!r} does not have the content of its name. Run again to replace it")
+        raise StoreError(
+            f"the content of {url!r} does not match the digest in its name. Run again to replace it"
+        )
     stored = parse_record(data, url)
     with new_entry(copies, digest) as partial:
         wanted = _paths(stored, partial / "new" / _CONTENT)
@@ -96,7 +98,7 @@ def _fetch(root: StoragePath, content: tuple[str, int], path: Path) -> None:
             discard(root, [digest])
         raise StoreError(
             f"{source.file_url(digest)!r} has the sha256 {actual}, expected that of its name: it "
-            "is damaged, and was deleted. Run again, so that it is copied again"
+            "is damaged and was deleted. Run again to copy it again"
         )
     path.chmod(0o400)
     os.utime(path, (_WRITTEN, _WRITTEN))
@@ -104,6 +106,6 @@ def _fetch(root: StoragePath, content: tuple[str, int], path: Path) -> None:
 
 def _gone(url: str) -> StoreError:
     return StoreError(
-        f"{url!r} is gone: garbage collection or someone else has deleted it since the run began. "
-        "Run again, so that the file is copied into the store again"
+        f"{url!r} is gone: it was deleted after the run began, by garbage collection or by hand. "
+        "Run again to copy the file into the store again"
     )

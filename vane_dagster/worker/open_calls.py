@@ -49,7 +49,7 @@ class OpenCalls:
         if errors := [*self.retried.values()]:
             rows, last = sum(map(len, errors)), described(errors[-1][-1])
             are = "row is" if rows == 1 else "rows are"
-            return f"{rows:,} {are} called again after errors, the last: {last[:_MAX_SHOWN]}"
+            return f"{rows:,} {are} being retried after errors, the last: {last[:_MAX_SHOWN]}"
         calls = [*self._open.values()]
         if not calls:
             return ""

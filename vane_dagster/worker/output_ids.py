@@ -21,9 +21,9 @@ def with_ids(output: pa.Table, batch: pa.Table, work: Work, op: CallUdf) -> pa.T
         if output.num_rows != batch.num_rows or op.parent:
             other = "" if op.parent else ", or one row for each input row, in order"
             raise UdfError(
-                f"{work.location}: {output.num_rows} rows came back for {batch.num_rows} and "
-                f"without {op.origin!r}, the id of the row that each was made from. Return the id, "
-                f"which columns= may have to name{other}"
+                f"{work.location}: returned {output.num_rows} rows for {batch.num_rows} without "
+                f"{op.origin!r}, the id of the input row. Return the id{other}; columns=, if "
+                "given, must include it"
             )
         output = output.append_column(op.origin, ids)
     elif not (returned := output.column(op.origin)).equals(ids):
@@ -42,14 +42,14 @@ def _check_returned(
     invented = returned.filter(pc.invert(pc.is_in(returned, value_set=ids)))
     if len(invented):
         raise UdfError(
-            f"{location}: returned {count(len(invented), 'id')} that it was not given: "
+            f"{location}: returned {count(len(invented), 'id')} not in the batch: "
             f"{names(invented.slice(0, 6).to_pylist())}. Return the ids of the batch unchanged"
         )
     if op.cardinality != "one_to_one" or len(returned) == len(ids):
         return
     lost = ids.filter(pc.invert(pc.is_in(ids, value_set=returned)))
     raise UdfError(
-        f"{location}: {len(lost)} of {len(ids)} rows did not come back: ids "
+        f"{location}: {len(lost)} of {len(ids)} rows were not returned: ids "
         f"{names(lost.slice(0, 6).to_pylist())}. Return every row, or declare "
         'map_batches(..., cardinality="filter") if rows may be dropped'
     )

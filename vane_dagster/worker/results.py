@@ -34,8 +34,8 @@ def from_result(
     missing = [name for name in schema.names if name not in columns and name not in optional]
     if missing:
         raise UdfError(
-            f"{location}: {names(missing)} is declared in the schema and was not returned; "
-            f"returned: {names(columns, 20)}. Return it, or take it out of the schema"
+            f"{location}: {names(missing)} is declared in the schema but was not returned; "
+            f"returned: {names(columns, 20)}. Return it, or remove it from the schema"
         )
     fields, arrays = [], []
     for field in schema:
@@ -88,7 +88,9 @@ def result_columns(
 def _by_name(rows: Any, schema: pa.Schema, location: str) -> Mapping[str, Any]:
     returned = rows.schema.names
     if twice := [name for name in schema.names if returned.count(name) > 1]:
-        raise UdfError(f"{location}: returned several columns {names(twice)}. Return one of them")
+        raise UdfError(
+            f"{location}: returned several columns named {names(twice)}. Return one of each"
+        )
     return dict(zip(returned, rows.columns))
 
 
@@ -99,9 +101,9 @@ def _check_index(index: Any, location: str) -> None:
     """
     if index.name is not None or not index.equals(sys.modules["pandas"].RangeIndex(len(index))):
         raise UdfError(
-            f"{location}: a pandas index came back that does not count its rows from 0, or has a "
-            "name, so the rows cannot be matched. Return a data frame with the id; if the rows are "
-            "in the batch's order, use reset_index(drop=True), or Series.to_numpy()"
+            f"{location}: returned a pandas index that is named or does not count from 0, so "
+            "its rows cannot be matched. Return a data frame with the id; if the rows are in the "
+            "batch's order, use reset_index(drop=True) or Series.to_numpy()"
         )
 
 
@@ -113,7 +115,7 @@ def put_together(results: Sequence[pa.Table], schema: pa.Schema, location: str) 
     if len(columns) > 1:
         some, others, *_ = map(names, columns)
         raise UdfError(
-            f"{location}: one result has the columns {some} and another {others}. Return the same "
+            f"{location}: one result has the columns {some}, another has {others}. Return the same "
             "columns in all results of a call"
         )
     return pa.concat_tables(results)

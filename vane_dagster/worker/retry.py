@@ -28,8 +28,8 @@ from vane_dagster.worker.frameworks import free_memory, is_out_of_memory
 from vane_dagster.worker.reports import WorkReport
 
 _TOO_MANY = (
-    "more rows failed than vd.Failures(max_error_rate=) allows ({} here, {} may; vane-dagster "
-    "quarantine lists them, and the next run computes them again), the last "
+    "more rows failed than vd.Failures(max_error_rate=) allows ({} here, at most {}; "
+    "`vane-dagster quarantine` lists them, and the next run computes them again), the last "
 )
 
 

@@ -96,7 +96,7 @@ class RowResults:
             self.add_yielded(place, [kept(value) for value in self._several(returned)])
         elif not isinstance(returned, (bool, np.bool_)):
             raise self._refused(
-                f"returned {type(returned).__name__}; expected a bool: whether to keep the row"
+                f"returned {type(returned).__name__}; expected a bool: True keeps the row"
             )
         elif returned:
             self.places.append(place)
@@ -122,7 +122,7 @@ class RowResults:
         else:
             raise self._refused(
                 f"yielded {len(yielded)} values for one row; yield one, or use flat_map, which "
-                "makes a row of each"
+                "makes a row from each"
             )
 
     def fail(self, place: int, raised: BaseException) -> None:

@@ -38,9 +38,9 @@ def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
         first = errors[0].as_py()
         raise SourceError(
             f"{work.location}: {len(errors)} rows of the source could not be read, so their id "
-            f"{rows.id!r} is null; the first error is {first['error']}: {first['message']}. Use "
-            f"an id that is known of a file that cannot be read, such as {PATH!r}, or take the "
-            "files out of the source"
+            f"{rows.id!r} is null; the first error: {first['error']}: {first['message']}. Use "
+            f"an id that unreadable files have too, such as {PATH!r}, or remove the files from the "
+            "source"
         )
     return table
 
@@ -49,10 +49,10 @@ def checked_ids(table: pa.Table, rows: SourceRows, work: Work) -> pa.Table:
     """Return a table unchanged after a check of its ids."""
     if wrong := repeated_or_null(table.column(rows.id)):
         of = names(rows.id_rule.columns) if rows.id_rule else ""
-        made = f", which is made of {of}" if of else ""
+        made = f", which is made from {of}" if of else ""
         raise SourceError(
             f"{work.location}: the source has {wrong} in {rows.id!r}{made}; an id must be unique "
-            "and not null inside a partition. Fix the source, or filter the rows out with where="
+            "and not null inside a partition. Fix the source, or exclude the rows with where="
         )
     return table
 

@@ -330,8 +330,8 @@ class _TableCalls:
         places = error.errors
         if not places or not all(0 <= place < batch.num_rows for place in places):
             return UdfError(
-                f"{self.work.location}: RowErrors names the places {names(places)} in a batch of "
-                f"{batch.num_rows} rows; give the error of each failed row by its place, from 0 on"
+                f"{self.work.location}: RowErrors names the positions {names(places)} in a batch "
+                f"of {batch.num_rows} rows; give those of failed rows, counted from 0"
             )
         others = [i for i in range(batch.num_rows) if i not in places]
         given = unsliced(batch).take(pa.array(others, pa.int64()))

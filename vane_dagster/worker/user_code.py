@@ -64,5 +64,7 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, digest: str) -> str:
         if self._files is None:
-            raise pickle.UnpicklingError(f"the file {digest} came without the store that has it")
+            raise pickle.UnpicklingError(
+                f"the file {digest} was sent without the store that contains it"
+            )
         return local_copy(digest, self._files)

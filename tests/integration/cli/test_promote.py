@@ -100,4 +100,4 @@ def test_a_branch_on_this_machine_is_promoted_into_s3(tmp_path, load, s3, monkey
     load("other")[0].run("a", store=production)
     refused = CliRunner().invoke(main, asked)
     assert refused.exit_code == 1
-    assert "docs/labelled, partition 'a': the branch was made from" in refused.output
+    assert "docs/labelled, partition 'a': the branch began at" in refused.output

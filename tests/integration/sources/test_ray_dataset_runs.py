@@ -176,5 +176,5 @@ def test_a_dataset_that_fails_leaves_nothing_that_is_read(tmp_path, load, materi
     assert "missing_module() failed: ModuleNotFoundError" in run(made.missing_module)
     assert "number returned a builtins.int; expected a ray.data.Dataset" in run(made.number)
     assert "knows none of its columns" in run(functools.partial(made.images, 0))
-    assert "hold no rows. If that is in order" in run(made.nothing)
+    assert "hold no rows. If that is expected" in run(made.nothing)
     assert run(made.nothing, allow_empty=True) == ""

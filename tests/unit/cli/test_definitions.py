@@ -63,7 +63,7 @@ def test_wrong_usage(words: list[str], message: str) -> None:
 def test_a_forward_trace_begins_at_the_source(path: str) -> None:
     words = ["trace", path, "--forward", "--id", "1", "-f", "defs_of_test.py", "--store", "s"]
     done = CliRunner().invoke(main, words)
-    assert (done.exit_code, "holds no stage of a pipeline 'two'" in done.output) == (1, True)
+    assert (done.exit_code, "has no pipeline 'two'" in done.output) == (1, True)
 
 
 def test_a_plan_fails_if_a_partition_cannot_be_planned() -> None:

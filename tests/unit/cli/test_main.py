@@ -29,7 +29,7 @@ from vane_dagster.cli.options import IDS
         ("pools --json evict x", 2, "write the options after evict"),
         ("pools endpoint x --json --name absent", 1, "'absent' is not running"),
         ("cluster list --json --wrong", 2, "No such option"),
-        ("trace docs/x --json --id 1 --store nowhere", 1, "holds no stage of a pipeline 'docs'"),
+        ("trace docs/x --json --id 1 --store nowhere", 1, "has no pipeline 'docs'"),
         ("trace docs/x --json --id 1 --store nosuch://x", 1, "no file system"),
         ("trace docs/x --json", 2, "Missing option '--id'"),
     ],

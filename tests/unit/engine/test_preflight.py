@@ -245,4 +245,4 @@ def test_a_local_file_that_changed_since_the_plan_is_a_problem(
     else:
         monkeypatch.setattr(executor, "upload", uploaded)
     (problem,) = executor._ship_files(plan, ["labels"], store, print)
-    assert "weights') was edited while the run began. Run it again" in str(problem)
+    assert "weights') was edited while the run started. Run" in str(problem)

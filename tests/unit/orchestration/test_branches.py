@@ -226,7 +226,7 @@ def test_a_stored_asset_of_the_fallback_is_a_source_and_its_edit_is_one(tmp_path
     first.run(store=branch, compute=COMPUTE)
     second.run(store=branch, compute=COMPUTE)
     assert vd.load("more/upper", store=branch).column("upper").to_pylist() == ["A!?", "B!?"]
-    with pytest.raises(StoreError, match="its source is an asset that the branch has committed"):
+    with pytest.raises(StoreError, match="its source is an asset committed in the branch"):
         promote(branch, production, "more")
     assert vd.load("more/upper", store=production).column("upper").to_pylist() == ["A?", "B?"]
 
@@ -256,8 +256,11 @@ def test_tables_are_published_below_the_root_or_where_targets_says(tmp_path, bra
     assert table.column("upper").to_pylist() == ["A?", "B?"], "the target of this run"
 
     for targets, message in (
-        ({"texts/upper": "x"}, "no write stage of pipeline 'texts'; expected 'texts/out'"),
-        ({"texts/out": url}, "its target outside of branches"),
+        (
+            {"texts/upper": "x"},
+            "but pipeline 'texts' has no such write stage; expected 'texts/out'",
+        ),
+        ({"texts/out": url}, "which is the stage's target outside of"),
     ):
         wrong = vd.FragmentStore(root=branch.root, fallback=branch.fallback, targets=targets)
         with pytest.raises(PlanError, match=message):

@@ -101,7 +101,7 @@ def test_a_branch_without_its_fallback_is_named(tmp_path: Path) -> None:
     text = re.escape(f"'{branch.root.url}' (a branch, opened without its fallback '{place}')")
     with pytest.raises(StoreError, match=f"never materialized into {text}; "):
         vd.diff("numbers/y", place, branch.root.url, store=place)
-    with pytest.raises(TraceError, match=f"{text} holds no stage"):
+    with pytest.raises(TraceError, match=f"{text} has no pipeline"):
         vd.trace("numbers/y", 1, partition="a", store=branch.root.url)
     listed = CliRunner().invoke(main, ["store", "ls", branch.root.url])
     assert re.search(f"{text} has no stage", listed.output)

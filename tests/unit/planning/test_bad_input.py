@@ -161,7 +161,9 @@ BAD_FILES: dict[str, tuple[dict[str, Any], str]] = {
 def test_ids_of_several_columns_are_refused_with_the_columns(tmp_path):
     write_source(tmp_path / "src", {"doc": ["a", "a"], "page": [1, 1], "n": [1, 2]})
     docs = make(tmp_path, id=["doc", "page"], project=["n"])
-    words = "the source has 1 id more than once: 'a|1' in 'id', which is made of 'doc', 'page'; an"
+    words = (
+        "the source has 1 id more than once: 'a|1' in 'id', which is made from 'doc', 'page'; an"
+    )
     with pytest.raises(vd.errors.VaneError) as raised:
         docs.run(store=str(tmp_path / "store"), compute=InProcessCompute())
     assert words in str(raised.value)

@@ -219,7 +219,7 @@ def test_budgets_that_the_run_may_use_up_are_said(tmp_path, store):
     asking("{text}").run(store=store, compute=InProcessCompute())
     assert asking("Why {text}", token_budget=10_000).plan(store=store).holdups == []
     found = asking("Why {text}", token_budget=10, cost_budget=5.0).plan(store=store).holdups
-    assert [text.partition(", and")[0] for text in found] == [
+    assert [text.partition(", but")[0] for text in found] == [
         "asked: its token_budget is 10",
         "asked: its cost_budget is 5",
     ]

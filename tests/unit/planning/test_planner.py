@@ -227,13 +227,13 @@ def test_an_upstream_that_was_never_made_or_of_other_files_is_named(tmp_path, st
     source(tmp_path, {"a.parquet": 3})
     words = refusal(plan(docs(tmp_path), store, "joined"))
     assert "'joined' reads 'clean', 'doubled', 'scaled'" in words
-    assert "never materialized. Select it too: select='+joined' adds" in words
+    assert "never materialized. Select it too: select='+joined' (--select" in words
     settle(plan(docs(tmp_path), store, "clean", "doubled", "scaled"), store)
     source(tmp_path, {"b.parquet": 3})
     settle(plan(docs(tmp_path), store, "clean", "scaled"), store)
     words = refusal(plan(docs(tmp_path), store, "joined"))
     assert "'doubled' was materialized from other source files" in words
-    assert "is not selected. Materialize it too" in words
+    assert "is not selected. Select it too" in words
     assert missing(plan(docs(tmp_path), store, "doubled", "joined")) == {"doubled": 1, "joined": 2}
 
 
@@ -411,7 +411,7 @@ def test_code_that_is_edited_while_a_run_begins_is_noticed_and_its_own_files_are
     assert edited(plan, ["same"]) == []
     (tmp_path / "user_code.py").write_text("def same(batch, folder):\n    return batch[:1]\n")
     (found,) = edited(plan, ["same"])
-    assert "its code was edited while the run began" in found
+    assert "its code was edited while the run started" in found
     sys.modules.pop("user_code")
 
 

@@ -35,7 +35,7 @@ def test_rows_of_no_partition(partitions_def, known, later, unknown, store):
     shown = ", ".join(map(repr, sorted(unknown)))
     text = (
         f"pipeline 'docs': a dict in memory has {2 * len(unknown)} rows of {shown}, which no run "
-        f"computes: no partition has such a key. An example of a key is {known!r}"
+        f"computes: no partition has this key. Partition keys look like {known!r}"
     )
     assert warnings == ([text] if unknown else [])
 
@@ -59,7 +59,7 @@ def test_columns_with_other_types_in_some_partitions(tmp_path, store):
     docs.project("both", {"x": "price", "price": "price", "y": "x"})
     assert plan_run(docs, ["kept", "others"], ["a", "b", "c"], store).warnings == [
         "stage 'docs/kept': column 'price' is DOUBLE in 2 partitions (a, c) and VARCHAR in 1 "
-        "partition (b); partitions of different types cannot be read together"
+        "partition (b); partitions with different types cannot be read together"
     ]
     assert plan_run(docs, ["others"], ["a", "b", "c"], store).warnings == []
     (text,) = plan_run(docs, ["both"], ["a", "b", "c"], store).warnings

@@ -257,7 +257,7 @@ def test_rows_without_an_id_column_are_computed_joined_and_traced(tmp_path, id):
     # Rows of a rewritten file have the ids of their new places.
     pages(folder, "1.parquet", ["z"])
     (note, *_) = vd.trace("docs/kept", ids["a", 1], store=store).steps[0].notes
-    assert "the file was changed since" in note
+    assert "the file has changed since" in note
     with pytest.raises(vd.errors.TraceError, match="has no row with id"):
         vd.trace("docs", f"{url}#6" if is_row else "x|0", forward=True, store=store)
     pipeline.run(**given)

@@ -229,7 +229,7 @@ def test_a_promotion_is_refused_before_anything_is_written(store, branch, stage)
     work(store, branch)
     store.commit(manifest(partition="q/ä", stage=stage, plan="2"))
     before = content(store)
-    with pytest.raises(StoreError, match=f"docs/{stage}, partition 'q/ä': the branch was made "):
+    with pytest.raises(StoreError, match=f"docs/{stage}, partition 'q/ä': the branch began at "):
         Promotion(branch, store, "docs")
     assert content(store) == before
 
@@ -238,7 +238,7 @@ def test_a_version_that_another_run_has_come_back_to_can_be_superseded(store, br
     work(store, branch)
     start = store.in_force("docs", "t", "p")
     store.commit(replace(start, plan="2" * 32))
-    with pytest.raises(StoreError, match="docs/t, partition 'p': the branch was made from"):
+    with pytest.raises(StoreError, match="docs/t, partition 'p': the branch began at"):
         Promotion(branch, store, "docs")
     store.commit(start)
     list(Promotion(branch, store, "docs").carry_out())
@@ -259,9 +259,9 @@ def test_a_promotion_is_refused_for_what_was_made_of_another_version(store, bran
     assert len([*Promotion(branch, store, "docs").carry_out()]) == 2, "it came back to it"
     branch.manifests("docs", "s", "p").delete([str(changed), str(same)])
     commit(store, [2], plan="2")
-    with pytest.raises(StoreError, match=f"it was made from {above} of 's', and .* has 0"):
+    with pytest.raises(StoreError, match=f"it was made from {above} of 's', but .* has 0"):
         next(Promotion(branch, store, "docs").carry_out())
-    with pytest.raises(StoreError, match="has committed nothing of pipeline 'other'"):
+    with pytest.raises(StoreError, match="has committed no partition of pipeline 'other'"):
         Promotion(branch, store, "other")
 
 
@@ -270,7 +270,7 @@ def test_a_commit_during_a_promotion_is_not_superseded(store, branch):
     made, folder = Promotion(branch, store, "docs"), store.root.child("docs")
     records = folder.names()
     now = store.commit(manifest(partition="p", stage="t", plan="2"))
-    with pytest.raises(StoreError, match=r"docs/t, partition 'p'\. Another run has committed it"):
+    with pytest.raises(StoreError, match=r"docs/t, partition 'p'\. Another run committed it"):
         next(made.carry_out())
     assert store.latest("docs", "t", ["p"])["p"] == now
     assert store.latest("docs", "s", ["p"])["p"].sequence == 1, "nothing was promoted"
@@ -288,7 +288,7 @@ def test_of_two_branches_the_second_is_promoted_where_the_first_was_not(store, b
     commit(third, [8], str(start), partition=None)
     commit(third, [8], partition="new")
     before = content(store)
-    with pytest.raises(StoreError, match=r"docs/s: the branch was made from .* in a new branch"):
+    with pytest.raises(StoreError, match=r"docs/s: the branch began at .* in a new branch"):
         Promotion(third, store, "docs")
     assert content(store) == before
 

@@ -206,14 +206,14 @@ def test_forward_tells_who_filtered_and_what_has_no_children(traced):
     assert [step.stage for step in filtered.steps] == ["docs/source"]
     assert row_at(filtered.steps[0])["id"] == 45
     assert filtered.missing["docs/clean"] == "filtered by 'docs/clean'"
-    assert filtered.missing["docs/upper"] == "nothing, because docs/clean has no row of it"
+    assert filtered.missing["docs/upper"] == "no row, because docs/clean has none"
     assert set(filtered.missing) == {f"docs/{stage}" for stage in STAGES}
     assert "docs/clean      filtered by 'docs/clean'" in str(filtered)
 
     childless = trace(traced, "docs", 44, forward=True)
     assert childless.missing == {
         "docs/words": "filtered by 'docs/words'",
-        "docs/by_word": "nothing, because docs/words has no row of it",
+        "docs/by_word": "no row, because docs/words has none",
     }
 
 
@@ -288,15 +288,15 @@ def test_a_source_file_that_is_gone_or_changed(changing):
     changed = by_stage(trace(changing, "docs/clean", 42))["source"]
     assert (changed.url, changed.version, changed.size) == (before.url, before.version, before.size)
     assert changed.row is None
-    assert "the file was changed since" in changed.notes[0]
+    assert "the file has changed since" in changed.notes[0]
     assert changed.notes[1] == f"the row was one of rows 10 to 20 of file://{file}"
-    message = "no row with id 1042 in .*b.parquet', as the stages have read them. If they have ch"
+    message = "no row with id 1042 in .*b.parquet' that the stages read. If the files ch"
     with pytest.raises(vd.errors.TraceError, match=message):
         trace(changing, "docs", 1042, forward=True)
 
     file.unlink()
     gone = by_stage(trace(changing, "docs/clean", 42))["source"]
-    assert gone.notes[0] == "the file is gone since"
+    assert gone.notes[0] == "the file no longer exists"
     kept = trace(changing, "docs", 42, forward=True)
     assert {step.stage for step in kept.steps} >= {"docs/source", "docs/clean", "docs/published"}
 
@@ -327,7 +327,7 @@ def test_merged_files_of_a_publication(tmp_path):
     ("stage", "id", "partition", "forward", "message"),
     [
         ("docs/none", 1, "2026-01-02", False, "'docs/none' was never.*'docs/by_doc'.*'docs/words'"),
-        ("nodocs/clean", 1, None, False, "no stage of a pipeline 'nodocs'; it has 'docs'"),
+        ("nodocs/clean", 1, None, False, "no pipeline 'nodocs'; it has 'docs'"),
         ("docs/clean", 1, "2026-01-01", False, "for partition '2026-01-01' .*1 partition: '2026"),
         ("docs/clean", 1, None, False, "is partitioned: name one with --partition,"),
         ("docs", 1, "2026-01-01", True, "never materialized for partition '2026-01-01'"),
@@ -337,7 +337,7 @@ def test_merged_files_of_a_publication(tmp_path):
         ("docs/clean", 999, "2026-01-02", False, "has no row with id 999: its 48 rows have ids"),
         (
             "docs/published", 45, "2026-01-02", False,
-            r"is in 'docs/source', row 14 of file://.*b.parquet, and was filtered by 'docs/cl",
+            r"is in 'docs/source', row 14 of file://.*b.parquet but was filtered by 'docs/cl",
         ),
         ("docs/by_word", "44-0", "2026-01-02", False, "has no row with word_id '44-0'"),
         ("docs", 999, "2026-01-02", True, "'docs/source', partition .* no row with id 999 in"),
@@ -417,23 +417,19 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path):
             trace(tmp_path, f"docs/{stage}", "8-2", None)
         with pytest.raises(vd.errors.TraceError, match=r"has no row with frame 'x': [^.]*$"):
             trace(tmp_path, f"docs/{stage}", "x", None)
-    with pytest.raises(vd.errors.TraceError, match=f"row 22 of .*, and was {refused}"):
+    with pytest.raises(vd.errors.TraceError, match=f"row 22 of .* but was {refused}"):
         trace(tmp_path, "docs/below", 7, None)
-    with pytest.raises(
-        vd.errors.TraceError, match=r"row 20 of .*, and was filtered by 'docs/even'"
-    ):
+    with pytest.raises(vd.errors.TraceError, match=r"row 20 of .* but was filtered by 'docs/even'"):
         trace(tmp_path, "docs/below", 9, None)
-    with pytest.raises(
-        vd.errors.TraceError, match=r"row 18 of .*, and was filtered by 'docs/even'"
-    ):
+    with pytest.raises(vd.errors.TraceError, match=r"row 18 of .* but was filtered by 'docs/even'"):
         trace(tmp_path, "docs/both", 41, None)
-    with pytest.raises(vd.errors.TraceError, match=f"Its id is 7. .*, and was {refused}"):
+    with pytest.raises(vd.errors.TraceError, match=f"Its id is 7. .* but was {refused}"):
         trace(tmp_path, "docs/children", "7-1", None)
     assert trace(tmp_path, "docs", 41, None, forward=True).missing == {
         "docs/even": "filtered by 'docs/even'",
-        "docs/below": "nothing, because docs/even has no row of it",
-        "docs/both": "nothing, because docs/even has no row of it",
-        "docs/children": "nothing, because docs/even has no row of it",
+        "docs/below": "no row, because docs/even has none",
+        "docs/both": "no row, because docs/even has none",
+        "docs/children": "no row, because docs/even has none",
     }
     found = trace(tmp_path, "docs", 7, None, forward=True)
     assert re.fullmatch(refused, found.missing["docs/even"])

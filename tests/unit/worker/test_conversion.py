@@ -47,7 +47,7 @@ def refused(method: str, fn: Any, columns: dict[str, Any], **options: Any) -> st
     with pytest.raises(vd.errors.UdfError) as raised:
         run_stage(pinned(method, fn, columns, **options), ROWS)
     message = str(raised.value)
-    for words in ("stage 'docs/out', fragment 0: returned", "which the pinned schema lacks",
+    for words in ("stage 'docs/out', fragment 0: returned", "which is not in the schema inferred",
                   "with None where there is no value, or declare the schema"):  # fmt: skip
         assert words in message
     return message
@@ -67,7 +67,7 @@ def answer(label: str) -> Any:
 )
 def test_a_column_that_a_later_row_has_is_refused(method, fn, options):
     message = refused(method, fn, {"label": pa.string()}, **options)
-    assert "returned column 'score', which the pinned schema lacks" in message
+    assert "returned column 'score', which is not in the schema inferred" in message
 
 
 def test_it_is_the_error_of_one_row_where_rows_are_isolated():

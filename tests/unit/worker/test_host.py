@@ -157,7 +157,7 @@ def test_a_worker_says_what_it_waits_to_repeat(host, monkeypatch):
         running = threads.submit(host.run, WORK, ROWS)
         assert asked.wait(10)
         expected = (
-            "5 rows are called again after errors, the last: ConnectionError: 503, overloaded"
+            "5 rows are being retried after errors, the last: ConnectionError: 503, overloaded"
         )
         assert host.status().waits == expected
         host.revoke("lease")

@@ -113,7 +113,7 @@ def test_a_forced_run_uses_no_model_that_other_files_constructed(worker):
     worker.load()
     assert worker.load(exact=True)[0].outdated == "", "the same code"
     worker.project.edit("defs.py", "class Model", "UNRELATED = 1\n\nclass Model")
-    assert "other code has constructed" in worker.load(exact=True)[0].outdated
+    assert "was constructed by other code" in worker.load(exact=True)[0].outdated
 
 
 def test_a_preview_has_the_methods_of_an_edited_class_on_the_instance(worker):

@@ -52,5 +52,5 @@ def test_rows_that_are_called_again_precede():
     with calls.one(ids(1)):
         clock.now = 100
         calls.retried = {0: [ValueError("one")] * 3, 1: [ValueError("two")]}
-        expected = "4 rows are called again after errors, the last: ValueError: two"
+        expected = "4 rows are being retried after errors, the last: ValueError: two"
         assert calls.describe() == expected

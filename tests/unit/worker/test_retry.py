@@ -158,7 +158,7 @@ def test_the_row_that_is_one_too_many_names_the_limit():
         raise ValueError("bad")
 
     with pytest.raises(
-        BatchError, match=r"more rows failed than .*max_error_rate.* .3 here, 2 may; .*, ids 2"
+        BatchError, match=r"more rows failed than .*max_error_rate.* .3 here, at most 2; .*, ids 2"
     ):
         driven([0, 1, 2, 3], Policy("quarantine"), answer, most=2)
     with pytest.raises(BatchError, match=r"^in a batch of 4 rows"):

@@ -78,8 +78,8 @@ def test_rows_without_an_id_are_matched_by_position():
     output = call(lambda batch: {"x": batch["n"]}, {"x": "BIGINT"}, columns=("n",), batch_size=2)
     assert output.to_pydict() == {"id": IDS["id"].to_pylist(), "x": IDS["n"].to_pylist()}
     words = (
-        "2 rows came back for 3 and without 'id'",
-        "Return the id, which columns= may have to name, or one row for each input row",
+        "returned 2 rows for 3 without 'id'",
+        "Return the id, or one row for each input row",
     )
     for given in ({"columns": ("n",)}, {}, {"cardinality": "filter"}):
         refused(lambda batch: {"x": [1, 2]}, {"x": "BIGINT"}, *words, **given)
@@ -131,7 +131,7 @@ def test_a_result_that_is_no_table():
 
 def test_columns_that_are_missing_or_differ_in_length():
     text = refused(lambda batch: {"y": [1, 2, 3]}, {"x": "BIGINT"}, "'x' is declared", "'y'")
-    assert "Return it, or take it out of the schema" in text
+    assert "Return it, or remove it from the schema" in text
     refused(
         lambda b: {"x": [1, 2, 3], "y": [1]}, {"x": "BIGINT", "y": "BIGINT"}, "differ in length"
     )
@@ -141,7 +141,7 @@ def test_columns_that_are_missing_or_differ_in_length():
 def test_nulls_of_integers_that_are_passed_through_an_array_are_explained(batch_format):
     table = pa.table({"id": [1, 2, 3], "n": [10, None, 30]})
     given = {"table": table, "batch_format": batch_format}
-    words = ("nan was truncated", "a null of the input's integers is NaN", "include_columns=")
+    words = ("nan was truncated", "a null among integers is NaN", "include_columns=")
     refused(lambda batch: {"n": batch["n"]}, {"n": "BIGINT"}, *words, **given)
     text = refused(lambda batch: {"n": [0.5] * 3}, {"n": "BIGINT"}, "expected int64")
     assert "include_columns" not in text
@@ -157,8 +157,8 @@ def test_more_columns_than_declared_are_dropped(make):
 
 
 WRONG_IDS = {
-    "lost": ([1, 3], ["1 of 3 rows did not come back: ids 2", 'cardinality="filter"']),
-    "invented": ([1, 2, 4], ["1 id that it was not given: 4", "Return the ids"]),
+    "lost": ([1, 3], ["1 of 3 rows were not returned: ids 2", 'cardinality="filter"']),
+    "invented": ([1, 2, 4], ["1 id not in the batch: 4", "Return the ids"]),
     "twice": ([1, 2, 2], ["1 id more than once: 2", "Return each id once"]),
     "null": ([1, 2, None], ["1 null id"]),
 }
@@ -242,7 +242,7 @@ def test_what_is_no_place_of_a_failed_row(place):
     def fn(batch):
         raise vd.errors.RowErrors({place: ConnectionError("again")}, rows={"n": [10, 30]})
 
-    refused(fn, {"n": "BIGINT"}, "RowErrors names the places", "in a batch of 3 rows")
+    refused(fn, {"n": "BIGINT"}, "RowErrors names the positions", "in a batch of 3 rows")
 
 
 # What is returned and then written into
@@ -374,10 +374,10 @@ def test_results_whose_rows_have_no_certain_place_are_refused():
 
     twice = pa.Table.from_arrays([pa.array([1, 2, 3])] * 2, names=["x", "x"])
     refused(lambda batch: {"x": {30, 7, 1000}}, {"x": "BIGINT"}, "a set", "Return a list")
-    refused(some_ids, {"x": "BIGINT"}, "'id', 'x' and another 'x'", "Return the same columns")
-    refused(lambda batch: twice, {"x": "BIGINT"}, "several columns 'x'")
+    refused(some_ids, {"x": "BIGINT"}, "'id', 'x', another has 'x'", "Return the same columns")
+    refused(lambda batch: twice, {"x": "BIGINT"}, "several columns named 'x'")
     refused(lambda batch: pa.RecordBatchReader.from_batches(twice.schema, twice.to_batches()),
-            {"x": "BIGINT"}, "several columns 'x'")  # fmt: skip
+            {"x": "BIGINT"}, "several columns named 'x'")  # fmt: skip
 
 
 DOUBLED = [{"id": 1, "twice": 20}, {"id": 2, "twice": 40}, {"id": 3, "twice": 60}]
