@@ -41,9 +41,9 @@ def test_a_run_fails_by_an_error_of_ours(lost, head, tmp_path):
 
     output = run.failed()
     assert "stages 'docs/slow'" in output
-    gone = ["(the raylet) is gone"]
+    gone = ["(the raylet) has ended"]
     if lost != "raylet":  # the raylet ends some time after the GCS does
-        gone.append("has not answered for")
+        gone.append("has not responded for")
     assert any(what in output for what in gone)
     assert "Finished parts are kept" in output
     assert "connected: False" in output  # so that the next attempt finds another head
@@ -88,5 +88,8 @@ def test_a_cluster_that_comes_back_at_the_same_address_is_another(storage, tmp_p
     with heads.head(f"--port={port}", **volume) as second:
         assert second.address == first.address
         error, _ = watch.communicate("\n", timeout=60)
-    what = {"memory": "another one answers at its address", "rocksdb": "(the raylet) is gone"}
+    what = {
+        "memory": "another cluster responds at its address",
+        "rocksdb": "(the raylet) has ended",
+    }
     assert what[storage] in error

@@ -236,7 +236,7 @@ def test_what_is_below_a_failed_commit_is_withheld(store):
     assert isinstance(outcomes["s"], vd.errors.SourceError)
     assert isinstance(outcomes["below"], WithheldError)
     assert outcomes["below"].upstream == "s"
-    assert "its upstream 's' was not committed" in str(outcomes["below"])
+    assert "its upstream stage 's' was not committed" in str(outcomes["below"])
     assert store.latest("docs", "below", ["p"]) == {}
 
 

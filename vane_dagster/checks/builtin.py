@@ -76,7 +76,7 @@ class ErrorRate(Check):
     """
 
     fix: ClassVar[str] = (
-        "vd.quarantine has the rows and their errors; vd.Failures(max_error_rate=) sets the limit"
+        "vd.quarantine returns the rows with errors; vd.Failures(max_error_rate=) sets the limit"
     )
 
     max_rate: float | None = None
@@ -274,7 +274,7 @@ class PackagesUnchanged(Check):
             then, now = " and ".join(each.outdated), " and ".join(each.current)
             metadata |= {f"then/{each.name}": then, f"now/{each.name}": now}
             share = f"{each.outdated_parts:,} of {len(context.parts):,} fragments"
-            texts.append(f"{each.name} is {now} and was {then} when {share} were computed")
+            texts.append(f"{each.name} is {now} but was {then} when {share} were computed")
         if texts:
             return CheckOutcome(False, listed(texts, _DESCRIBED, "; "), metadata)
         described = "Packages have the versions that the rows were computed with"

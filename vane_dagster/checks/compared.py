@@ -99,8 +99,8 @@ class Compared(Check):
         rows = one_sided + diff.equal + diff.different
         share = (one_sided + diff.different) / max(1, rows)
         text = (
-            f"{diff.different:,} of {rows:,} rows differ from {diff.before.name}, and "
-            f"{diff.only_before:,} are only there and {diff.only_now:,} only here"
+            f"{diff.different:,} of {rows:,} rows differ from {diff.before.name}; "
+            f"{diff.only_before:,} exist only there and {diff.only_now:,} only here"
         )
         metadata: dict[str, Any] = {
             "equal": diff.equal,

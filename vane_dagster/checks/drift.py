@@ -98,7 +98,7 @@ class Drift(Check):
         kinds = [_kind(each) for each in types]
         if kinds[0] is not kinds[1]:
             raise SchemaError(
-                f"column {self.column!r} is {types[0]} and was {types[1]} in partition "
+                f"column {self.column!r} is {types[0]} but was {types[1]} in partition "
                 f"{before.partition!r}; they cannot be compared"
             )
         rows = context.counts.rows, before.counts.rows

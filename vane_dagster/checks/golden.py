@@ -101,14 +101,14 @@ class Golden(Check):
                 table = pa.table(dict(table))
             except (pa.ArrowException, TypeError, ValueError) as error:
                 raise DefinitionError(
-                    f"{self._location}: expected is a {type(self.expected).__name__} and no table "
-                    f"({error}); give a pyarrow.Table or lists of one length by column, such as "
+                    f"{self._location}: expected is a {type(self.expected).__name__}, not a table "
+                    f"({error}); give a pyarrow.Table or lists of equal length by column, such as "
                     '{"id": [1, 2], "label": ["a", "b"]}'
                 ) from None
         if not table.num_rows or table.num_columns < 2:
             raise DefinitionError(
                 f"{self._location}: expected has {table.num_rows} rows and the columns "
-                f"{names(table.column_names)}; give the id and what is expected, of a row or more"
+                f"{names(table.column_names)}; give the id and expected values of at least one row"
             )
         return table.replace_schema_metadata(None)
 

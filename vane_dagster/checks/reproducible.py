@@ -68,7 +68,7 @@ class Reproducible(Check):
         again = context.recomputed()
         metadata: dict[str, Any] = {"code_changed": again.code_changed}
         if again.source_changed:
-            text = "Nothing was compared: source files have changed since. Materialize it again"
+            text = "Nothing was compared: source files changed after the run. Materialize it again"
             return CheckOutcome(False, text, metadata, severity="WARN")
         try:
             read = again.read()

@@ -145,7 +145,7 @@ class PoolManagerClient:
             ray.kill(actor)
             raise ComputeError(
                 f"the cluster has another version of vane-dagster than the driver (protocol "
-                f"{there}, expected {protocol()}). Install the driver's version there"
+                f"{there}, expected {protocol()}). Install the driver's version on the cluster"
             )
         self.actor = actor
         self.adds_nodes: bool = adds_nodes

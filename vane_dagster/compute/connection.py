@@ -34,7 +34,7 @@ def connect_environment(head: Head) -> dict[str, str]:
     """Environment variables that must be set before a driver of this head imports ray."""
     check_private_file(
         head.token_path,
-        "Others may know the token of the local Ray head: stop it with `vane-dagster cluster "
+        "Other users may know the token of the local Ray head. Stop it with `vane-dagster cluster "
         "stop`; the next one gets a new token.",
     )
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": head.token_path, **LOOPBACK_ONLY}
@@ -94,7 +94,7 @@ def named_address(address: str | None) -> str | None:
     if address == "auto":
         raise ComputeError(
             "address='auto' is the cluster in the variable RAY_ADDRESS, which is not set. Set it, "
-            "or name the address that `ray start` has shown"
+            "or pass the address that `ray start` printed"
         )
     return address or "local"
 

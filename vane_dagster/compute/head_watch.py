@@ -120,11 +120,11 @@ class HeadWatch:
         since = self._silent_since
         silent = 0.0 if since is None else self._clock() - since
         if self._node_is_dead:
-            what = "Ray's process on this machine (the raylet) is gone"
+            what = "Ray's process on this machine (the raylet) has ended"
         elif self._is_another:
-            what = "the Ray cluster has ended, and another one answers at its address"
+            what = "the Ray cluster has ended, and another cluster responds at its address"
         elif silent > self._limit:
-            what = f"the Ray cluster's head (its GCS) has not answered for {silent:.0f} seconds"
+            what = f"the Ray cluster's head (its GCS) has not responded for {silent:.0f} seconds"
         else:
             return ""
         return (

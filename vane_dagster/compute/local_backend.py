@@ -121,14 +121,14 @@ class WorkerProcess:
             code = self.process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
             self.end()
-            return f"worker process {pid} closed its connection, and was killed", "crash"
+            return f"worker process {pid} closed its connection and was killed", "crash"
         if ended_by_deadline(code):
             return f"worker process {pid} was ended by a deadline", "timeout"
         lost = f"worker process {pid} {_DESCRIPTORS.get(code) or ending(code)}"
         if code != -signal.SIGKILL:
             return lost, "crash"
         if _memory_kills() > self._memory_kills:
-            return f"{lost}, when the kernel killed a process to free memory", "memory"
+            return f"{lost}, after the kernel killed a process to free memory", "memory"
         return lost, "unclear"  # a deadline ends a process that was stopped with SIGKILL, too
 
     def stop_server(self) -> None:

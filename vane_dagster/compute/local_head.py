@@ -432,10 +432,10 @@ class LocalHead(HeadFolder):
         missing = [setting for setting in self.settings if setting not in head.settings]
         if missing:
             raise ComputeError(
-                f"The local Ray head {self.name!r} runs already, started with "
+                f"The local Ray head {self.name!r} already runs with "
                 f"{' '.join(head.settings) or 'defaults'}, but this asks for {' '.join(missing)}. "
                 f"Stop it with `vane-dagster cluster stop --name {shlex.quote(self.name)}` (what "
-                "is loaded there is lost), or give the other one a name of its own."
+                "is loaded there is lost), or give the other head its own name."
             )
 
 

@@ -94,8 +94,8 @@ def end(mark: str) -> bool:
             _signal(processes, signal.SIGKILL)
         if time.monotonic() > grace + KILL_SECONDS:
             raise ComputeError(
-                f"Processes {names(sorted(p.pid for p in processes))} of the local Ray head live "
-                f"on {KILL_SECONDS:g} s after SIGKILL. Find out what holds them (a driver, a "
+                f"Processes {names(sorted(p.pid for p in processes))} of the local Ray head are "
+                f"alive {KILL_SECONDS:g} s after SIGKILL. Find out what holds them (a driver, a "
                 "network file system) before another head is started."
             )
         time.sleep(0.05)

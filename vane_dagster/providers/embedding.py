@@ -73,7 +73,7 @@ class EmbedTask:
         """Embed the texts of a batch together."""
         texts = batch.column(self.column).to_pylist()
         errors: dict[int, BaseException] = {
-            place: ValueError(f"column {self.column!r} is {_shown(text)}; expected a text")
+            place: ValueError(f"column {self.column!r} is {_shown(text)}; expected text")
             for place, text in enumerate(texts)
             if not isinstance(text, str)
         }

@@ -241,7 +241,7 @@ class HttpProvider:
     def _malformed(self, response: Any) -> MalformedResponse:
         """Return the error for an answer in another form than the API's."""
         return MalformedResponse(
-            f"the endpoint's response is not of {self.LIBRARY}'s API: "
+            f"the endpoint's response does not follow {self.LIBRARY}'s API: "
             f"{str(response)[:_MAX_SHOWN]!r}. If this happens for all rows, correct base_url"
         )
 
@@ -249,7 +249,7 @@ class HttpProvider:
         """Describe why an endpoint refuses all requests, and how to fix it."""
         key = f"the key of the variable {self._key_env!r}" if self._key_env else "no api_key_env"
         url = error.request.url
-        asked = f"The request was to {url}, for the model {self._model!r}, with {key}"
+        asked = f"The request went to {url} for the model {self._model!r} with {key}"
         return f"{described(error)}. {asked}"
 
 

@@ -20,7 +20,7 @@ from vane_dagster.servers.launch import Endpoint, health_problem, own_node_id
 Endpoints = Mapping[str, Sequence[Endpoint]]
 """The endpoints of each server by its key, the one that a worker should prefer first."""
 
-SERVER_MOVED = "its model was constructed with the URL of a server that runs elsewhere now"
+SERVER_MOVED = "its model was constructed with an outdated URL of a server"
 """Why a worker must be replaced if `Directory.is_outdated`."""
 _PROBE_SECONDS = 5.0
 _AVOID_SECONDS = 10.0
@@ -67,9 +67,9 @@ class Directory:
             known = self._endpoints.get(key)
         if known is None:
             raise StageError(
-                "the address of a server was asked for in a process that does not use it. It is "
-                "known in the workers of a stage that was given the server, while they construct "
-                "its class or call its function. Elsewhere, `vane-dagster pools endpoint` has it"
+                "this process does not know the address of the server. It is known in workers of a "
+                "stage that declares the server, while they construct its class or call its "
+                "function. Elsewhere, `vane-dagster pools endpoint` prints it"
             )
         return known
 

@@ -173,7 +173,7 @@ class ServerProcess:
         except _HopelessError as error:
             failure = self._with_log(str(error))
         except Exception as error:
-            failure = f"its supervision failed: {described(error)}"
+            failure = f"its supervisor failed: {described(error)}"
         finally:
             if self._guard is not None:
                 self._guard.end(0.0)

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> None:
         traceback.print_exc()
         raise SystemExit(
             f"{error}. Install it in the environment of {sys.executable}, where the server runs, "
-            "or name the interpreter of another one by TritonServer(python=...)"
+            "or name another interpreter with TritonServer(python=...)"
         ) from error
 
 

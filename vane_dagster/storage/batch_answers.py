@@ -94,7 +94,7 @@ class BatchedProvider:
             known = list(given.index().find(digest))
         except StoreError as error:  # no row causes it
             fix = "If the file is damaged, delete it and its batch's record, and pay for it again"
-            raise StageError(f"answers of a batch were not read: {error}. {fix}") from error
+            raise StageError(f"answers of a batch could not be read: {error}. {fix}") from error
         for stored in known:
             if stored is None:
                 raise Pending
@@ -106,7 +106,7 @@ class BatchedProvider:
             raise BatchRequestError(_problem(failed[-1]))
         if len(failed) > given.max_retries:
             raise BatchRequestError(
-                f"{len(failed)} batches brought no answer, the last: {_problem(failed[-1])}"
+                f"{len(failed)} batches returned no answer, the last: {_problem(failed[-1])}"
             )
         raise Pending(digest, body)
 

@@ -128,8 +128,8 @@ def require_format(record: Any, file: str) -> None:
     version = record.get(FORMAT, 1) if isinstance(record, Mapping) else 1
     if not isinstance(version, int) or version > STORE_FORMAT:
         raise NewerFormatError(
-            f"{file!r} has format {version!r}, and this release of vane_dagster knows formats up "
-            f"to {STORE_FORMAT}: a newer one has written it. Upgrade vane_dagster here, and in "
+            f"{file!r} has format {version!r}, but this release of vane_dagster supports formats "
+            f"up to {STORE_FORMAT}: a newer release wrote it. Upgrade vane_dagster here and in "
             "each environment that uses the store"
         )
 

@@ -29,7 +29,7 @@ def read_whole(folder: StoragePath, name: str, read: Callable[[Any], _T]) -> _T:
             with pa.OSFile(path) if folder.is_local else folder.fs.open(path, "rb") as file:
                 return read(file)
         except FileNotFoundError as error:
-            raise DamagedPartError(f"part {folder.file_url(name)!r} is gone", name) from error
+            raise DamagedPartError(f"part {folder.file_url(name)!r} is missing", name) from error
         except Exception as error:
             if not is_damage(error):
                 raise

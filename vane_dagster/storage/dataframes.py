@@ -84,7 +84,7 @@ def batches(value: Any, label: str) -> pa.RecordBatchReader:
     repeated = {name for name in plain.names if plain.names.count(name) > 1}
     if repeated or not plain.names:
         raise StoreError(
-            f"{label}: columns are {plain.names}; expected one or more, each of its own name"
+            f"{label}: columns are {plain.names}; expected one or more with distinct names"
         )
     return pa.RecordBatchReader.from_batches(plain, _cast(pieces, plain, label))
 
@@ -96,7 +96,7 @@ def _cast(pieces: Iterable[Any], schema: pa.Schema, label: str) -> Iterator[pa.R
             table = cast_table(table, schema)
         except (pa.ArrowException, KeyError) as error:
             raise StoreError(
-                f"{label}: rows do not have the columns that were announced: {first_line(error)}; "
+                f"{label}: rows do not have the declared columns: {first_line(error)}; "
                 f"expected {schema.to_string()}"
             ) from error
         yield from table.to_batches()

@@ -482,14 +482,13 @@ def advice(error: Exception) -> str:
     number = getattr(error, "errno", None)
     if number in (errno.ENOSPC, errno.EDQUOT):
         return (
-            "The disk is full: free space there, or move the store, and run again; finished work "
-            "is kept"
+            "The disk is full: free space, or move the store, and run again; finished work is kept"
         )
     if isinstance(error, PermissionError) or number == errno.EROFS:
         return (
-            "Permission is denied: give the user or the credentials of this process the right to "
-            "read and write there, or move the store"
+            "Permission is denied: give the user or the credentials of this process read and write "
+            "access, or move the store"
         )
     if is_transient_storage_error(error):
-        return "It was tried several times; run again when the storage answers"
-    return "Check that it exists, that the credentials reach it and that there is room"
+        return "It was retried several times; run again when the storage responds"
+    return "Check that it exists, that the credentials give access and that there is free space"

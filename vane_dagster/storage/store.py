@@ -175,7 +175,7 @@ class Store:
         if manifest is None:
             manifests = self.root.child(pipeline, stage, "manifests", folder)
             raise StoreError(
-                f"manifest {manifests.file_url(name)!r} is gone. Materialize the stage again"
+                f"manifest {manifests.file_url(name)!r} is missing. Materialize the stage again"
             )
         return manifest
 

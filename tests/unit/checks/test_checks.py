@@ -109,7 +109,7 @@ def test_a_default_check_names_what_failed_and_the_fix(tmp_path: Path):
     assert (found.passed, found.blocking, quality.passed) == (False, True, True)
     assert found.description == (
         "error_rate: 20 of 24 rows failed (83.33%); the limit is 10 rows. The first: id 7: "
-        "ValueError: x. vd.quarantine has the rows and their errors; vd.Failures(max_error_rate=) "
+        "ValueError: x. vd.quarantine returns the rows with errors; vd.Failures(max_error_rate=) "
         "sets the limit; vectors: v: 1 of 3 vectors are zero or not finite (33.33%; 1 zero, 0 not "
         "finite); the limit is 0%. Filter such rows, or accept a share by "
         "vd.checks.Vectors(max_rate=)"

@@ -157,7 +157,7 @@ def test_a_sample_that_fails_leaves_no_part_and_a_changed_source_is_not_compared
     found = checked.results(docs)
     source, below = found["labels"], found["texts"]
     assert (source.passed, source.severity) == (False, "WARN")
-    assert "source files have changed since" in source.description
+    assert "source files changed after the run" in source.description
     assert (below.passed, below.metadata["rows"]) == (True, 20), "of the part that it was made from"
 
 
@@ -173,7 +173,7 @@ def test_a_stored_part_that_is_gone_is_told(tmp_path, checked):
     found = checked.result(docs)
     assert not found.passed
     assert "could not be computed again and compared" in found.description
-    assert "is gone" in found.metadata["error"]
+    assert "is missing" in found.metadata["error"]
     with pytest.raises(vd.errors.StoreError, match="partition 'a' was never materialized"):
         checked.results(docs, ("a",))
 

@@ -56,7 +56,9 @@ def test_a_head_is_alive_while_both_of_its_processes_accept_connections(alive, t
 def test_a_head_that_lives_is_used_if_it_has_what_is_asked_for(alive, tmp_path):
     for settings in ({}, {"num_cpus": 2}):
         assert LocalHead(home=tmp_path, **settings).ensure() == alive
-    with pytest.raises(ComputeError, match=r"started with --num-cpus=2.* asks for --num-cpus=7"):
+    with pytest.raises(
+        ComputeError, match=r"already runs with --num-cpus=2.* asks for --num-cpus=7"
+    ):
         LocalHead(num_cpus=7, home=tmp_path).ensure()
 
 

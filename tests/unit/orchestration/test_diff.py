@@ -52,7 +52,7 @@ def test_a_check_compares_with_a_stage_that_the_same_run_computes(tmp_path: Path
     found = {key: results(store, "z", key)["compared"] for key in KEYS}
     assert [found[key].passed for key in KEYS] == [False, True]
     assert found["a"].description == (
-        "1 of 10 rows differ from numbers/y, and 0 are only there and 0 only here (10.00%); the "
+        "1 of 10 rows differ from numbers/y; 0 exist only there and 0 only here (10.00%); the "
         "limit is 0.05"
     )
     metadata = found["a"].metadata

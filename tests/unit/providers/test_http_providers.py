@@ -89,7 +89,7 @@ def text(value: Any) -> dict[str, Any]:
     ],
 )
 def test_responses_in_another_form_are_malformed(api, response):
-    with pytest.raises(MalformedResponse, match=r"is not of (openai|anthropic)'s API"):
+    with pytest.raises(MalformedResponse, match=r"does not follow (openai|anthropic)'s API"):
         submit(api, response, "q")
 
 
@@ -129,7 +129,7 @@ VECTORS = [{"index": index, "embedding": [1.0]} for index in range(3)]
 )
 def test_vectors_in_another_form_are_malformed(found):
     made, _ = provider("chat", {"data": found})
-    with pytest.raises(MalformedResponse, match="is not of openai's API"):
+    with pytest.raises(MalformedResponse, match="does not follow openai's API"):
         asyncio.run(made.embed(["a", "b"], None))  # type: ignore[attr-defined]  # the provider embeds
 
 

@@ -130,7 +130,7 @@ def test_a_model_that_asks_for_the_url_in_each_call_is_never_outdated():
 
 
 def test_an_address_is_unknown_outside_of_workers():
-    with pytest.raises(vd.errors.StageError, match="`vane-dagster pools endpoint` has it"):
+    with pytest.raises(vd.errors.StageError, match="`vane-dagster pools endpoint` prints it"):
         ServerHandle("nobody").url  # noqa: B018  # looking it up raises
 
 

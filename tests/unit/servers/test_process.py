@@ -49,7 +49,7 @@ def test_triton_names_a_missing_package_with_the_environment(has_model, monkeypa
         triton_runner.main(["c", "p", "8000", "8001", "8002", *["/model"] * has_model])
     assert str(ended.value) == (
         f"No module named 'pytriton_of_nobody'. Install it in the environment of {sys.executable}, "
-        "where the server runs, or name the interpreter of another one by TritonServer(python=...)"
+        "where the server runs, or name another interpreter with TritonServer(python=...)"
     )
 
 

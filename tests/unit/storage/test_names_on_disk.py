@@ -168,7 +168,7 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {str(f): f.read_bytes() for f in sorted(folder.rglob("*")) if f.is_file()}
 
 
-REFUSED = r"{name}.*has format 4, and this release .* knows formats up to 1.*Upgrade"
+REFUSED = r"{name}.*has format 4, but this release .* supports formats up to 1.*Upgrade"
 
 
 @pytest.fixture

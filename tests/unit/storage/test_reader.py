@@ -213,7 +213,7 @@ def test_rows_that_cannot_be_stored(local_store):
     ):
         keep(local_store, "docs", None, [1])
     twice = pa.table([[1], [2]], names=["id", "id"])
-    with pytest.raises(vd.errors.StoreError, match=r"each of its own name"):
+    with pytest.raises(vd.errors.StoreError, match=r"with distinct names"):
         keep(local_store, "docs", None, twice)
     assert not Path(local_store.root.path).exists() or not list(
         Path(local_store.root.path).rglob("*.json")

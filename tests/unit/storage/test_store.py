@@ -85,7 +85,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, place):
         Store(StoragePath(url)).commit(manifest())
     assert url in str(raised.value)
     denied = place == "folder without permission"
-    fix = "Permission is denied" if denied else "Check that it exists, that the credentials reach"
+    fix = "Permission is denied" if denied else "Check that it exists, that the credentials give"
     assert fix in str(raised.value)
     with pytest.raises(vd.errors.StoreError):
         part(StoragePath(url))

@@ -190,7 +190,7 @@ RECORDS = [
 
 
 def test_records_of_a_later_format_are_refused():
-    message = r"json' has format 2, and this release .* knows formats up to 1: .* Upgrade"
+    message = r"json' has format 2, but this release .* supports formats up to 1: .* Upgrade"
     for pattern in RECORDS:
         kept = {file: file.read_bytes() for file in Path().glob(pattern)}
         for file, data in kept.items():

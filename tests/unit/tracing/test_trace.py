@@ -273,7 +273,7 @@ def test_a_collected_manifest_and_a_lost_part_are_told(changing):
     assert "upper" not in collected
 
     Path(before["joined"].url).unlink()
-    with pytest.raises(vd.errors.StoreError, match=r"'docs/joined', manifest .* is gone"):
+    with pytest.raises(vd.errors.StoreError, match=r"'docs/joined', manifest .* is missing"):
         trace(changing, "docs/joined", 42)
 
 

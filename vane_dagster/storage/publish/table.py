@@ -65,7 +65,7 @@ class TablePublisher(Publisher):
         if fields := PLACEHOLDER.findall(url):
             raise DefinitionError(
                 f"{where}: {url!r} has {{{fields[0]}}}, but the {cls.label} holds all partitions; "
-                "take it out. The key stands in the column that partition_column names"
+                "remove it. The column named by partition_column has the key"
             )
         check_table_url(where, url, cls.label.split()[0], cls.schemes)
         expected = "letters, digits and '_', with a letter first"
