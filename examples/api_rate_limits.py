@@ -1,6 +1,6 @@
-"""An endpoint that speaks OpenAI's API, within its limits and a budget.
+"""An endpoint with OpenAI's API, within its rate limits and a budget.
 
-The key never leaves the environment: the stage has its variable's name alone. Needs `pip install
+The key stays in the environment: the stage has only the variable's name. Needs `pip install
 'vane-dagster[openai]'` and OPENAI_API_KEY; OPENAI_BASE_URL names another endpoint, such as that of
 `vllm serve`, and `VANE_EXAMPLES_API_MODEL` its model.
 """
@@ -47,7 +47,7 @@ slogans = shop.prompt(
     include_columns=["name"],
     # The workers share the limits. The key goes to them with each run, never stored or logged.
     concurrency=vd.Workers((1, 2), env_vars=["OPENAI_API_KEY"]),
-    # Of 429, 5xx and cut connections, each row alone, as Retry-After says.
+    # HTTP 429, 5xx and lost connections are retried for each row, as Retry-After says.
     on_error=vd.Failures(max_retries=8),
 )
 slogans.write("published", str(ROOT / "out"))

@@ -1,6 +1,6 @@
-"""An async class that asks an HTTP API, with many rows in flight in one worker.
+"""An async class that calls an HTTP API, with many rows in flight in one worker.
 
-In Dagster's UI, keep the demo's API running beside it: python examples/async_api.py serve
+To use Dagster's UI, first start the demo's API: python examples/async_api.py serve
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Prompts at half the price, by the batch API of OpenAI.
+"""Prompts at half the price, through OpenAI's batch API.
 
-A run submits its requests as a batch and ends; the provider answers within a day. The sensor looks
-at the batches and requests the run that goes on. Run as a script, it waits for the answers instead.
+A run submits its requests as a batch and ends; the provider answers within a day. The sensor polls
+the batches and requests the run that continues. As a script, the example waits for the answers.
 Needs `pip install 'vane-dagster[openai]'` and OPENAI_API_KEY; OPENAI_BASE_URL names an endpoint
 of another provider with batches, and `VANE_EXAMPLES_API_MODEL` its model.
 """

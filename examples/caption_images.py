@@ -1,9 +1,9 @@
-"""Captions of photos by a model behind OpenAI's API; a broken file costs one row.
+"""Captions of photos by a model behind OpenAI's API; a broken file fails only its row.
 
 Large photos are scaled down before they are sent. Needs `pip install
 'vane-dagster[openai,images]'` and OPENAI_API_KEY; OPENAI_BASE_URL names another endpoint, such as
-that of `vllm serve`, and `VANE_EXAMPLES_VISION_API_MODEL` its model. The provider "anthropic" takes
-the same prompt, and so do "vllm" and "transformers", which load a model of images and text.
+that of `vllm serve`, and `VANE_EXAMPLES_VISION_API_MODEL` its model. The same prompt works
+with "anthropic", and with "vllm" and "transformers", which load a vision model.
 """
 
 from __future__ import annotations

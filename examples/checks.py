@@ -51,12 +51,12 @@ rated = ratings.map_batches(
     schema={"stars": "BIGINT", "label": "VARCHAR"},
     asset=vd.Asset(
         checks=[
-            # A check of its own, which blocks; by default, `quality` warns if half are null.
+            # A separate check, which blocks; by default, `quality` warns if over half are null.
             vd.checks.NullRate(0.0, blocking=True, severity="ERROR"),
             vd.checks.Off("text"),  # an empty label is valid here
-            # Is the day distributed as the one before it?
+            # Does the day have the same distribution as the day before?
             vd.checks.Drift("stars", max_psi=0.2, min_rows=100),
-            # The expected output for some ids; a file in place of the dict grows with your cases.
+            # The expected output for some ids; use a file for more cases.
             vd.checks.Golden({"id": [1, 3], "stars": [0, 0]}),
         ]
     ),

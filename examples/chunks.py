@@ -1,7 +1,7 @@
 """Documents cut into chunks, each embedded: many rows from one, and the way back to the document.
 
-A chunk has an id of its own and keeps that of its document. So a join can put all chunks of a
-document into a list, or the document beside each of its chunks.
+Each chunk has its own id and the id of its document. So a join can collect the chunks of a
+document in a list, or add the document to each of its chunks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Texts into labels, with checks of the model's answers.
+"""Texts classified by a language model, with checks of its answers.
 
-The prompt explains the labels to the model. Known answers are compared in every run, and a check of
-your own looks at how labels are distributed. Runs on a laptop: `pip install
+The prompt explains the labels to the model. Every run compares known answers, and a custom
+check verifies the distribution of labels. Runs on a laptop: `pip install
 'vane-dagster[transformers]'`. `VANE_EXAMPLES_MODEL` names another model, `VANE_EXAMPLES_PROVIDER`
-another provider: vllm can answer with nothing but a label.
+another provider: vllm restricts the model to the labels.
 """
 
 import os

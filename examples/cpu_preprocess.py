@@ -1,7 +1,7 @@
-"""CPU preprocessing by a function before a model: while the model works, the next rows get ready.
+"""CPU preprocessing by a function before a model: the next rows are prepared while the model runs.
 
-Two stages, so that each has the resources that it needs, and a change to the model does not
-preprocess again. Between them rows stay in shared memory.
+These are two stages, so each has the resources that it needs, and an edit of the model does not
+repeat the preprocessing. Rows between them stay in shared memory.
 """
 
 from __future__ import annotations

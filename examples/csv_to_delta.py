@@ -1,4 +1,4 @@
-"""CSV -> XGBoost -> Delta: the files of a day are scored, and are one commit of a Delta table.
+"""CSV -> XGBoost -> Delta: each day is scored and written to a Delta table in one commit.
 
 Needs ``pip install xgboost pandas 'vane-dagster[delta]'``.
 """

@@ -1,7 +1,7 @@
 """Typed fields from texts, and SQL over them.
 
-A pydantic model defines a valid answer. If an answer does not fit, the model gets the reason and
-another try; if it still does not fit, the fields are null, with the reason beside them. Runs on a
+A pydantic model defines a valid answer. If an answer does not fit, the model is asked again with
+the reason; if it still does not fit, the fields are null and `error` has the reason. Runs on a
 laptop: `pip install 'vane-dagster[transformers]'`. `VANE_EXAMPLES_MODEL` names another model,
 `VANE_EXAMPLES_PROVIDER` another provider: vllm constrains the model's tokens to the schema.
 """

@@ -1,4 +1,4 @@
-"""Images by a Hugging Face `pipeline("image-classification")`, from encoded bytes in Parquet."""
+"""Encoded images in Parquet, classified by a Hugging Face `pipeline("image-classification")`."""
 
 from __future__ import annotations
 

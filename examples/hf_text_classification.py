@@ -1,6 +1,6 @@
 """Sentiments by a Hugging Face `pipeline("text-classification")`.
 
-The pipeline is constructed once in each worker. It batches the texts that it gets by itself.
+The pipeline is constructed once in each worker. It makes its own batches.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Topics that no model was trained on, by `pipeline("zero-shot-classification")`.
+"""Topics that the model was not trained on, by `pipeline("zero-shot-classification")`.
 
-The topics are arguments of each call, so another list keeps the model loaded.
+The topics are arguments of each call, so another list does not reload the model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Keras model on TensorFlow over numpy batches; its weights travel to the workers."""
+"""A Keras model on TensorFlow over numpy batches; its weights are sent to the workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model in ONNX's format, computed by ONNX Runtime; its file travels to the workers.
+"""An ONNX model, run by ONNX Runtime; its file is sent to the workers.
 
 ONNX Runtime uses all cores unless the session says otherwise: a worker's share is in
 `OMP_NUM_THREADS`.

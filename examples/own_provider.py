@@ -1,4 +1,4 @@
-"""Typed fields from texts, by a model behind a provider of your own.
+"""Typed fields from texts, by a model behind your own provider.
 
 A provider is a class with one method. This one stands for a client of your company's model server;
 `provider="openai"` or `"transformers"` need no class. A pydantic model validates each answer, which

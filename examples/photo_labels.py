@@ -1,4 +1,4 @@
-"""Labels of photos by a ResNet of transformers, from image files; a broken file costs one row."""
+"""Labels of photos by a ResNet of transformers, from image files; a broken file fails its row."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Functions of your own before and after a language model, row by row.
+"""Your own functions before and after a language model, row by row.
 
 `preprocess` makes the conversation and the sampling parameters of each row, as for `ray.data.llm`;
-`postprocess` makes columns of the answer, in a stage of its own. An edit of `postprocess` computes
-that stage again and asks the model nothing, because the answers are stored. Needs
+`postprocess` turns the answer into columns, in a separate stage. An edit of `postprocess` computes
+only that stage again and sends no prompts, because the answers are stored. Needs
 `pip install 'vane-dagster[openai]'` and OPENAI_API_KEY; OPENAI_BASE_URL names another endpoint, and
 `VANE_EXAMPLES_API_MODEL` its model.
 """
@@ -69,7 +69,7 @@ answers = desk.prompt(
     output_column="generated_text",
     include_columns=["text"],
     concurrency=vd.Workers(env_vars=["OPENAI_API_KEY"]),
-    # An error of the function is that of its row alone.
+    # An error of the function fails only its row.
     on_error=vd.Failures("quarantine", max_error_rate=0.5),
 )
 # The return type of the function declares the columns.

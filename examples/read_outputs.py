@@ -1,7 +1,7 @@
 """Ordinary assets that read a stage's rows, `vd.load` as in a notebook, and the origin of a row.
 
 A downstream asset chooses the form of its rows by its annotation. They are read through the
-manifest in force: a partition is complete or absent, whatever is written at the same time.
+manifest in force, so a partition is complete or absent, even while a run writes it.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""A check that recomputes some stored rows, and finds changes that no fragment key covers.
+"""A check that recomputes some stored rows and detects changes that fragment keys do not cover.
 
 The prices come from a file that the function reads when it is called, so an edit of it recomputes
 nothing: rows keep prices that are out of date. `Reproducible` recomputes a sample of them with
-today's code, packages and data, and says which rows differ.
+the current code, packages and data, and reports which rows differ.
 """
 
 import functools
@@ -44,11 +44,11 @@ priced = shop.map_batches(
     "priced",
     in_euros,
     schema={"euros": "DOUBLE"},
-    # Exact but for floating-point numbers, which may differ by this much, absolute or relative.
+    # Values must be equal; floating-point numbers may differ by this much, absolute or relative.
     asset=vd.Asset(checks=[vd.checks.Reproducible(rows=20, tolerance=1e-5)]),
 )
 
-# The check alone: executed by hand from this job's page, and by the schedule every Monday.
+# The check alone, run manually from this job's page, and by the schedule every Monday.
 check = dg.AssetCheckKey(priced.key, "reproducible")
 verify = dg.define_asset_job("verify", selection=dg.AssetSelection.checks(check))
 weekly = dg.ScheduleDefinition(job=verify, cron_schedule="0 6 * * 1")

@@ -44,5 +44,5 @@ if __name__ == "__main__":
     print("reordered, a new id, a new row", run({3: "blue", 9: "red", 2: "pink", 4: "gold"}))
     print("the same after trim", run({3: "blue ", 9: " red", 2: "pink", 4: "gold"}))
     print("a row twice", run({3: "blue", 9: "red", 2: "pink", 4: "gold", 5: "gold"}))
-    # Computed again: only the results of the last run are looked at, and it had no "green".
+    # Computed again: only the results of the last run are searched, and it had no "green".
     print("back again", run({1: "green"}))

@@ -1,8 +1,8 @@
 """Daily documents summarised by vLLM, in the worker itself.
 
-All rows are with the engine at the same time, and each asks the same long question first, which the
+The engine gets all rows at once. Their prompts begin with the same long instruction, which the
 engine computes once. Needs `pip install 'vane-dagster[vllm]'`; `VANE_EXAMPLES_MODEL` names another
-model, of the Hugging Face hub or in a folder.
+model, from the Hugging Face hub or a folder.
 """
 
 import os
@@ -61,7 +61,7 @@ summaries = bulletin.prompt(
         options={
             "engine_kwargs": {
                 "max_model_len": 4096,
-                # For a quick start anywhere; leave both out where the model has a GPU to itself.
+                # For a quick start anywhere; leave both out if the model has its own GPU.
                 "enforce_eager": True,
                 "kv_cache_memory_bytes": 2**30,
             }

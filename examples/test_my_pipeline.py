@@ -1,7 +1,7 @@
-"""Tests of your own pipeline, with pytest: a row that fails, a worker that dies, a full disk.
+"""Tests of your own pipeline, with pytest: a failing row, a dying worker, a full disk.
 
 ``pytest examples/test_my_pipeline.py`` runs them; as a script, the file then runs the pipeline.
-The faults are injected from outside, so the tests run the code that goes to production.
+The faults are injected from outside, so the tests run your production code.
 """
 
 from __future__ import annotations

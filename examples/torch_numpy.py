@@ -1,7 +1,7 @@
 """A PyTorch predictor over numpy batches, with weights in a file that another asset trains.
 
-The file travels to the workers, which need not see it. Its content is part of the fragment keys:
-other weights, new predictions.
+The file is sent to the workers, which need no access to it. Its content is part of the fragment
+keys, so new weights lead to new predictions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Recordings transcribed day by day by a model that hears, behind OpenAI's API.
+"""Recordings transcribed day by day by an audio model behind OpenAI's API.
 
 The rows name files; the workers read them and send their content. Needs `pip install
 'vane-dagster[openai]'` and OPENAI_API_KEY; OPENAI_BASE_URL names another endpoint, such as that of

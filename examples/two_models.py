@@ -1,7 +1,7 @@
-"""Two models in a row: the second reads what the first wrote, and a join brings all together.
+"""Two models in a row: the second reads the output of the first, and a join combines all columns.
 
-Both models stay loaded side by side where they fit on the cluster together; where they don't (two
-models of one GPU each, on one GPU), they run one after the other, with no change here.
+Both models stay loaded if they fit on the cluster together. If they do not (two models of one GPU
+each, on one GPU), they run one after the other, with no change here.
 """
 
 from __future__ import annotations

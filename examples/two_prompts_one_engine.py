@@ -1,7 +1,7 @@
 """Two prompts over the same texts, answered by one engine, joined and written.
 
-Stages of the same model, provider options and resources share the worker that holds it, whatever
-they ask, so that it is loaded once; it stays loaded for later runs, and for other pipelines. Needs
+Stages with the same model, provider options and resources share its worker, whatever their prompts.
+So the model is loaded once, and stays loaded for later runs and other pipelines. Needs
 `pip install 'vane-dagster[vllm]'`; `VANE_EXAMPLES_MODEL` names another model.
 """
 
@@ -29,7 +29,7 @@ ENGINE: dict[str, Any] = {
         options={
             "engine_kwargs": {
                 "max_model_len": 4096,
-                # For a quick start anywhere; leave both out where the model has a GPU to itself.
+                # For a quick start anywhere; leave both out if the model has its own GPU.
                 "enforce_eager": True,
                 "kv_cache_memory_bytes": 2**30,
             }

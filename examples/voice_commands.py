@@ -1,4 +1,4 @@
-"""Speech recognition over WAV files by PocketSphinx: a transcript for each, broken files aside.
+"""Speech recognition over WAV files by PocketSphinx: broken files are quarantined.
 
 Needs ``pip install pocketsphinx espeakng-loader``; the latter only speaks the example's input.
 """

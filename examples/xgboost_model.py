@@ -1,4 +1,4 @@
-"""An XGBoost model over numpy batches; the model's file travels to the workers."""
+"""An XGBoost model over numpy batches; the model's file is sent to the workers."""
 
 from __future__ import annotations
 
