@@ -198,9 +198,15 @@ def checked_url(where: str, url: str | os.PathLike[str]) -> str:
 
 
 def check_placeholders(
-    where: str, url: str, partitions_def: dg.PartitionsDefinition[Any] | None
+    where: str,
+    url: str,
+    partitions_def: dg.PartitionsDefinition[Any] | None,
+    is_target: bool = False,
 ) -> None:
-    """Verify that a URL has a placeholder if and only if the pipeline has partitions."""
+    """Verify that a URL has a placeholder if and only if the pipeline has partitions.
+
+    That of a target names the whole key, so that each partition has its own folder.
+    """
     fields = PLACEHOLDER.findall(url)
     if partitions_def is None and fields:
         raise DefinitionError(
@@ -218,4 +224,11 @@ def check_placeholders(
         raise DefinitionError(
             f"{where}: {url!r} names the dimension {unknown[0]!r}; the partitions "
             f"have {names(known)}"
+        )
+    lacking = [d for d in known if d not in dimensions]
+    if is_target and lacking and "partition_key" not in fields:
+        fix = "/".join(f"{{partition_key.{d}}}" for d in known)
+        raise DefinitionError(
+            f"{where}: {url!r} does not name the dimension {lacking[0]!r}, so that several "
+            f"partitions would share a folder; put in {fix}, or {{partition_key}}"
         )

@@ -104,9 +104,10 @@ class Rows(MapRows, LabelRows, EmbedRows):
         Args:
             name: The stage's name; its asset is ``<pipeline>/<name>``.
             url: For "parquet" a folder, as a path or fsspec URL, with ``{partition_key}`` if the
-                pipeline is partitioned. For other formats the table, a local path or ``s3://``,
-                which holds all partitions. For "iceberg" the folder of the table's files. A
-                relative path is resolved here, in the current folder.
+                pipeline is partitioned, or with all dimensions of a multi-partition, such as
+                ``{partition_key.region}/{partition_key.day}``. For other formats the table, a local
+                path or ``s3://``, which holds all partitions. For "iceberg" the folder of the
+                table's files. A relative path is resolved here, in the current folder.
             format: "parquet", "delta", "lance" or "iceberg". Tables require the extra with their
                 name, such as ``vane-dagster[lance]``. Lance tables store tensors as fixed-size
                 lists. Delta and Iceberg tables have no unsigned integers and no fixed-size lists:
@@ -151,7 +152,7 @@ class Rows(MapRows, LabelRows, EmbedRows):
         url = absolute_url(checked_url(location, url))
         publisher = publisher_class(one_of(location, "format", format, tuple(PUBLISHERS)))
         if publisher.has_folder_per_partition:
-            check_placeholders(location, url, self.pipeline.partitions_def)
+            check_placeholders(location, url, self.pipeline.partitions_def, is_target=True)
         given = mapping(location, "options", options)
         if unknown := [each for each in given if each not in publisher.options]:
             raise DefinitionError(

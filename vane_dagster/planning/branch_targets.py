@@ -43,7 +43,9 @@ def with_branch_targets(pipeline: Pipeline, store: Store, selected: Collection[s
         if spec.name in selected:
             target = _branch_target(label, spec.target, store)
             if publisher_class(target.format).has_folder_per_partition:
-                check_placeholders(f"stage {label!r}", target.url, pipeline.partitions_def)
+                check_placeholders(
+                    f"stage {label!r}", target.url, pipeline.partitions_def, is_target=True
+                )
             pipeline = pipeline._with_spec(replace(spec, branch_target=target))
     return pipeline
 

@@ -72,6 +72,38 @@ def test_the_objects_that_stand_for_folders_are_no_files(root, s3):
             assert [f.url for f in listed(source)] == [f"{root.url}/in/sub/a.parquet"], pattern
 
 
+def test_the_requests_of_small_operations(root, monkeypatch):
+    """Pins `_lsdir` of s3fs: its `ls` of an empty folder lists the parent, with all its folders."""
+    requests: list[str] = []
+    real = type(root.fs)._call_s3, type(root.fs)._iterdir
+
+    async def call(self: Any, method: str, *given: Any, **options: Any) -> Any:
+        requests.append(method)
+        return await real[0](self, method, *given, **options)
+
+    async def listed(self: Any, *given: Any, **options: Any) -> Any:
+        requests.append("list")
+        async for each in real[1](self, *given, **options):
+            yield each
+
+    root.write("f", b"1")
+    monkeypatch.setattr(type(root.fs), "_call_s3", call)
+    monkeypatch.setattr(type(root.fs), "_iterdir", listed)
+    for action, made in (
+        (lambda: root.child("empty").listing(), ["list"]),
+        (root.listing, ["list"]),
+        (lambda: root.read("f", is_small=True), ["get_object"]),
+        (
+            lambda: root.move("f", root.child("b"), "g"),
+            ["head_object", "copy_object", "delete_object"],
+        ),
+    ):
+        requests.clear()
+        action()
+        assert [each for each in requests if each != "list_objects_v2"] == made
+    assert root.child("b").read("g") == b"1"
+
+
 def add_five(batch: pa.Table) -> dict[str, Any]:
     return {"more": pa.compute.add(batch["n"], 5)}
 

@@ -1,11 +1,13 @@
-"""The thread that commits."""
+"""The threads that commit."""
 
 from __future__ import annotations
 
 import itertools
 import threading
 import time
+from collections import Counter
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import vane_dagster as vd
 from support.data import partitioned, write_source
@@ -22,7 +25,7 @@ from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer
 from vane_dagster.engine.executor import execute
 from vane_dagster.engine.run_state import RunState
-from vane_dagster.events import Failed
+from vane_dagster.events import Committed, Failed
 from vane_dagster.orchestration.partition_order import DagsterOrder
 from vane_dagster.planning.planner import plan_run
 from vane_dagster.storage.filesystem import StoragePath
@@ -54,6 +57,118 @@ def test_a_run_fails_if_the_thread_that_commits_has_ended(tmp_path: Path, monkey
     monkeypatch.setattr(RunState, "_on_committed", fail)
     with pytest.raises(MemoryError, match="no memory for the event"):
         compute(*published(tmp_path))
+
+
+def test_a_partition_whose_predecessor_ended_commits_is_not_awaited(tmp_path, store, monkeypatch):
+    """The second one waits for the commit of the first, which fails in a way that ends all."""
+
+    def fail(*args: object, **given: object) -> None:
+        raise MemoryError("no memory for the event")
+
+    monkeypatch.setattr(RunState, "_on_committed", fail)
+    drift = vd.checks.Drift("label", min_rows=1)
+    with pytest.raises(MemoryError, match="no memory for the event"):
+        compute(labelled(tmp_path, {"a": ["x"], "b": ["x"]}, drift), store, ["a", "b"])
+    assert store.in_force("docs", "clean", "a") is not None
+    assert store.in_force("docs", "clean", "b") is None
+
+
+def test_partitions_are_committed_in_parallel_and_each_in_its_order(tmp_path, store, monkeypatch):
+    keys, commit = ["a", "b", "c"], Store.commit
+    all_at_once = threading.Barrier(len(keys))
+
+    def committing(self: Store, *given: Any) -> ManifestName:
+        all_at_once.wait(timeout=30)
+        return commit(self, *given)
+
+    monkeypatch.setattr(Store, "commit", committing)
+    check = vd.checks.NullRate()
+    events = compute(labelled(tmp_path, {key: ["x"] for key in keys}, check), store, keys)
+    for key in keys:
+        made = [e for e in events if isinstance(e, Committed) and e.partition == key]
+        assert [each.stage for each in made] == ["clean", "below"]
+        assert made[1].manifest.upstream == {"clean": str(made[0].name)}
+
+
+class AtOnce:
+    """Counts the threads that are in a function at the same time."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+
+    def __enter__(self) -> None:
+        self.now += 1
+        self.most = max(self.most, self.now)
+        time.sleep(0.05)
+
+    def __exit__(self, *error: object) -> None:
+        self.now -= 1
+
+
+@pytest.mark.parametrize("format", ["parquet", "delta"])
+def test_one_thread_at_a_time_changes_a_table(tmp_path, store, monkeypatch, format):
+    at_once, keys = AtOnce(), ["a", "b", "c"]
+    docs = labelled(tmp_path, {key: ["x"] for key in keys}, vd.checks.NullRate())
+    folder = "/{partition_key}" if format == "parquet" else ""
+    out = docs["below"].write("out", f"{tmp_path}/out{folder}", format=format)
+    kind = type(out.spec.publisher("a"))
+    publish = kind.publish
+
+    def publishing(self: Any, manifest: Manifest) -> Any:
+        with at_once:
+            return publish(self, manifest)
+
+    monkeypatch.setattr(kind, "publish", publishing)
+    compute(docs, store, keys)
+    assert (at_once.most == 1) == (format == "delta")
+
+
+WITHIN = AtOnce()
+
+
+@dataclass(frozen=True)
+class Slow(vd.checks.Check):
+    def evaluate(self, context: Any) -> vd.checks.CheckOutcome:
+        with WITHIN:
+            return vd.checks.CheckOutcome(True)
+
+
+def test_one_thread_at_a_time_evaluates_checks_of_users(tmp_path, store):
+    compute(labelled(tmp_path, {key: ["x"] for key in "abc"}, Slow()), store, [*"abc"])
+    assert WITHIN.most == 1
+
+
+def test_the_requests_of_a_publication(tmp_path, monkeypatch):
+    """Of its commit alone: the listings of manifests and of files find what others have changed."""
+    pq.write_table(pa.table({"id": [1, 2]}), tmp_path / "rows.parquet")
+    requests, depth = Counter[str](), threading.local()
+
+    def counted(name: str) -> Any:
+        real = getattr(MemoryFileSystem, name)
+
+        def request(self: Any, path: str, *given: Any, **options: Any) -> Any:
+            is_nested, depth.within = getattr(depth, "within", False), True
+            is_commit = threading.current_thread().name == "vane-commit" and "/kept/" not in path
+            requests[name] += is_commit and not is_nested
+            try:
+                return real(self, path, *given, **options)
+            finally:
+                depth.within = is_nested
+
+        return request
+
+    for name in ("ls", "find", "exists", "info", "cat_file", "pipe_file", "mv", "rm_file"):
+        monkeypatch.setattr(MemoryFileSystem, name, counted(name))
+    for where, made in (
+        ("id > 0", {"ls": 6, "pipe_file": 2, "mv": 1, "rm_file": 1}),
+        # It opens the former manifest, and removes its file, from a listing.
+        ("id > 1", {"ls": 7, "pipe_file": 2, "mv": 1, "rm_file": 2, "cat_file": 1}),
+    ):
+        requests.clear()
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "rows.parquet")), id="id")
+        docs.project("kept", ["id"], where=where).write("out", f"memory://{tmp_path}/out")
+        compute(docs, Store(StoragePath(f"memory://{tmp_path}/store")))
+        assert +requests == made
 
 
 def published(tmp_path: Path, format: str = "parquet") -> tuple[vd.Pipeline, Store]:
@@ -218,7 +333,16 @@ def labelled(tmp_path: Path, labels: dict[str, list[str]], check: vd.checks.Chec
     return docs
 
 
-def test_partitions_are_compared_with_the_one_before_which_is_committed_first(tmp_path, store):
+def test_partitions_are_compared_with_the_one_before_which_is_committed_first(
+    tmp_path, store, monkeypatch
+):
+    commit = Store.commit
+
+    def committing(self: Store, manifest: Manifest, *names: Any) -> ManifestName:
+        time.sleep(0.3 if (manifest.stage, manifest.partition) == ("clean", "a") else 0)
+        return commit(self, manifest, *names)
+
+    monkeypatch.setattr(Store, "commit", committing)
     check = vd.checks.Drift("label", min_rows=10, severity="ERROR", blocking=True)
     labels = {"a": ["x", "y"] * 100, "b": ["x", "y"] * 90, "c": ["x"] * 10 + ["z"] * 190}
     events = executed(labelled(tmp_path, labels, check), store, [*labels], InProcess())

@@ -95,7 +95,7 @@ def twice(second: str) -> vd.Stage:
     return docs.project(second, ["x"])
 
 
-def by_region(url: str) -> vd.Pipeline:
+def by_region(url: str = "/d/{partition_key.region}") -> vd.Pipeline:
     regions = dg.MultiPartitionsDefinition(
         {"day": DAILY, "region": dg.StaticPartitionsDefinition(["eu", "us"])}
     )
@@ -118,6 +118,13 @@ REFUSED = {
     "unknown dimension": (
         lambda: by_region("/d/{partition_key.country}"),
         ["dimension 'country'", "'day', 'region'"],
+    ),
+    "target of one dimension": (
+        lambda: by_region().project("p", ["x"]).write("w", "/out/{partition_key.day}"),
+        [
+            "'docs/w'", "does not name the dimension 'region'", "would share a folder",
+            "{partition_key.day}/{partition_key.region}, or {partition_key}",
+        ],
     ),
     # stages
     "stage name": (lambda: twice("2nd"), ["'docs/2nd'", "does not begin with a digit"]),
