@@ -112,7 +112,7 @@ def test_nodes_that_drain_are_left_before_they_end(address, nodes, tmp_path):
         run.done()
     assert sorted(noted(tmp_path / "calls")) == list(range(ROWS))
     assert len(noted(tmp_path / "loads")) == 3
-    assert run.output.count("is on a node that Ray drains") == 2
+    assert run.output.count("is on a draining node") == 2
     assert "was lost" not in run.output
 
 

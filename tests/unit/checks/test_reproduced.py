@@ -181,4 +181,4 @@ def test_a_stored_part_that_is_gone_is_told(tmp_path, checked):
     by_text.project("texts", {"n": "1"}, asset=AGAIN)
     found = checked.result(by_text)
     assert not found.passed
-    assert "identified by 'id' in the store, and by 'text' now" in found.description
+    assert "identified by 'id' in the store but by 'text' now" in found.description
