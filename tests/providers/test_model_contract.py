@@ -20,7 +20,7 @@ from vane_dagster.compute.local_backend import LocalBackend
 Maker = Callable[[Any, Path], Offered]
 
 LONG = "word " * 200
-NULL = {None: "column 'text' is null; expected a text"}
+NULL = {None: "column 'text' is null; expected text"}
 NO_FOLDER = ({"model": "/none/here"}, "/none/here")
 PROMPT = {
     None: "column 'text' is null; a prompt needs it",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import Any
 
@@ -73,6 +74,6 @@ def test_what_workers_wrote_is_read_by_run_and_stage(tmp_path, cluster):
     missing = call("logs", first.run_id, "talk/absent")
     assert (missing.exit_code, "no worker has a log" in missing.output) == (1, True)
 
-    pools = call("pools").output.splitlines()
-    names = [line.split()[1] for line in pools if line.startswith("Talks")]
+    pools = json.loads(call("pools", "--json").stdout)
+    names = [each["identity"] for each in pools if each["label"].startswith("Talks")]
     assert any(call("pools", "logs", each).output.count("native code runs") > 1 for each in names)

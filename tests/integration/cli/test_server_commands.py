@@ -71,7 +71,7 @@ def test_servers_are_listed_used_watched_and_stopped(ray_compute):
         assert shown.exit_code == 0
         header, *lines = shown.stdout.splitlines()
         (line,) = [line for line in lines if line.startswith("server llm ")]
-        assert header.split()[:3] == ["POOL", "IDENTITY", "STATE"]
+        assert header.split()[:3] == ["POOL", "STAGES", "IDENTITY"]
         found = listed()["llm"]
         (replica,) = replicas("llm")
         for cell in (found["identity"], "ready",

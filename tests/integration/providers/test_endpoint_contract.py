@@ -24,7 +24,7 @@ Maker = Callable[[Any, Server, str], Offered]
 
 EMPTY = "the prompt is empty"
 NULL_PROMPT = "column 'text' is null; a prompt needs it"
-NULL_TEXT = "column 'text' is null; expected a text"
+NULL_TEXT = "column 'text' is null; expected text"
 
 
 def echoes(texts: Sequence[str]) -> list[str]:
