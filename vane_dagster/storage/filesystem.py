@@ -208,8 +208,9 @@ class StoragePath:
 
     def read(self, name: str, is_small: bool = False) -> bytes:
         """Read a file's bytes; those of a small one with a single request."""
-        # Else S3's driver asks for the size first, to read large files in pieces.
-        options = {"max_concurrency": 1} if is_small and "s3" in protocols(self.fs) else {}
+        # Else s3fs 2026.3 or later asks for the size first, to read large files in pieces.
+        in_pieces = "s3" in protocols(self.fs) and hasattr(self.fs, "_cat_file_concurrent")
+        options = {"max_concurrency": 1} if is_small and in_pieces else {}
         return bytes(self._of_file(lambda: self.fs.cat_file(self.file(name), **options), name))
 
     def put(self, name: str, path: str) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import shutil
+import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from lance.commit import CommitConflictError
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.types import StringType
 
 import vane_dagster as vd
@@ -293,6 +296,29 @@ def test_a_catalog_that_is_not_there(tmp_path):
     with pytest.raises(StoreError, match=words) as raised:
         publisher.check(pa.schema([("id", pa.int64())]), "here")
     assert SECRET not in str(raised.value)
+
+
+def test_two_stages_create_the_namespace_of_their_tables_at_the_same_time(tmp_path, monkeypatch):
+    catalog = {**catalog_in(tmp_path), "name": "other"}
+    schema, asked = pa.schema([("id", pa.int64())]), threading.Barrier(2)
+    exists, seen = SqlCatalog.namespace_exists, threading.local()
+
+    def slow(self: Any, *given: Any) -> bool:
+        found = exists(self, *given)
+        if not hasattr(seen, "before"):
+            seen.before = asked.wait(timeout=30)
+        return found
+
+    monkeypatch.setattr(SqlCatalog, "namespace_exists", slow)
+
+    def create(name: str) -> Any:
+        given = {"columns": ["id"], "format": "iceberg", "catalog": catalog, "table": f"new.{name}"}
+        made = docs(tmp_path / name, out=str(tmp_path / name / "out"), **given)
+        return made["out"].spec.publisher(None)._created(schema)
+
+    with ThreadPoolExecutor() as threads:
+        tables = list(threads.map(create, ["a", "b"]))
+    assert [table.name() for table in tables] == [("new", "a"), ("new", "b")]
 
 
 def test_a_fragment_that_no_table_has_makes_commits_of_lance_conflict(tmp_path):

@@ -104,6 +104,19 @@ def test_a_driver_that_is_not_installed(url, message, monkeypatch):
         StoragePath(url).names()
 
 
+def test_a_driver_of_s3_without_reads_in_pieces(monkeypatch):
+    """As s3fs before 2026.3."""
+
+    class Driver:
+        protocol = ("s3", "s3a")
+
+        def cat_file(self, path: str) -> bytes:
+            return path.encode()
+
+    monkeypatch.setattr(StoragePath, "_resolve", lambda self: (Driver(), "lake/x"))
+    assert StoragePath("s3://lake/x").read("f", is_small=True) == b"lake/x/f"
+
+
 # Names
 
 

@@ -84,7 +84,12 @@ class IcebergPublisher(TablePublisher):
 
     def _create(self, schema: pa.Schema) -> None:
         catalog = self._catalog.open()
-        catalog.create_namespace_if_not_exists(self._identifier.rpartition(".")[0])
+        namespace = self._identifier.rpartition(".")[0]
+        try:
+            catalog.create_namespace_if_not_exists(namespace)
+        except Exception:  # another stage or run may have created it at the same time
+            if not catalog.namespace_exists(namespace):
+                raise
         with catalog.create_table_transaction(
             self._identifier, schema, location=self._base
         ) as transaction:
