@@ -119,9 +119,10 @@ class RunState:
 
     def begin(self) -> None:
         """Report completed partitions, and commit those that lack only a manifest."""
-        if self.plan.needed() and not self.plan.is_sample:
-            source = masked(self.pipeline.source.describe())
-            self.store.keep_source(self.pipeline.name, source)
+        if self.plan.partitions and not self.plan.is_sample:
+            with contextlib.suppress(StoreError):  # it may be read-only: all may be up to date
+                source = masked(self.pipeline.source.describe())
+                self.store.keep_source(self.pipeline.name, source)
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
             partitions = self.plan.partitions

@@ -124,9 +124,9 @@ def test_rows_that_were_not_committed_are_not_retried(store) -> None:
 
 
 def test_rows_are_retried_only_if_nothing_else_is_due(store, monkeypatch) -> None:
-    def stages(more: int) -> vd.Pipeline:
+    def stages(more: int, function: Any = odd) -> vd.Pipeline:
         docs = vd.Pipeline("docs", source=vd.table([{"id": 1}, {"id": 2}]), id="id")
-        first = docs.map("first", odd, on_error="quarantine")
+        first = docs.map("first", function, on_error="quarantine")
         first.project("second", {"more": f"first + {more}"})
         return docs
 
@@ -142,10 +142,17 @@ def test_rows_are_retried_only_if_nothing_else_is_due(store, monkeypatch) -> Non
     assert not ran
     _retry(stages(1)["first"], None, store, given)
     assert ran == ["first+"]
+    compute(stages(1, odd_too), store, stages=["first"])  # a stage below it was not run since
+    with pytest.raises(ClickException, match="docs/second: the stage is not up to date"):
+        _retry(stages(1, odd_too)["first"], None, store, given)
 
 
 def odd(id: int) -> int:
     return 1 // (id % 2)
+
+
+def odd_too(id: int) -> int:
+    return 2 // (id % 2)
 
 
 def test_ids_of_several_partitions_are_shown_with_them(store) -> None:

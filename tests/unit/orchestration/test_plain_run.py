@@ -150,6 +150,13 @@ def test_a_pipeline_of_the_same_name_and_another_source_is_warned_of(tmp_path, c
     assert "results in this store are of another source" in capsys.readouterr().out
     assert not made["b"].plan(**given).warnings
 
+    made["b"] = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/b/*.parquet"), id="id")
+    made["b"].project("some", ["n"])
+    found = made["b"].plan(**given)
+    assert found.is_up_to_date and found.warnings
+    made["b"].run(**given, compute=InProcessCompute())
+    assert not made["b"].plan(**given).warnings, "a run that computed nothing keeps it, too"
+
 
 def test_wrong_options_are_named(tmp_path):
     for select in (numbers()["last"], ["last", 1]):
