@@ -146,7 +146,7 @@ def test_data_that_is_replaced_before_its_read_is_an_error(kept):
     if kept.is_snapshot:
         assert read() == list(range(5))
     elif reader.reads_contents:
-        words = r"was replaced while the run read it|cannot be read"
+        words = r"was replaced after it was listed|cannot be read"
         with pytest.raises(vd.errors.SourceError, match=words):
             read()
 

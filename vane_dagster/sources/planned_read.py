@@ -69,8 +69,8 @@ def check_unchanged(source: SourceReader, files: Sequence[FileRecord], location:
         (kept,) = reconcile([now], [file], source)  # it may have been touched since it was recorded
         if file_version(kept) != file_version(file):
             raise SourceError(
-                f"{location}: {file.url!r} was replaced while the run read it ({file.size} "
-                f"bytes when it was planned, {now.size} now). Run the partition again"
+                f"{location}: {file.url!r} was replaced after it was listed ({file.size} "
+                f"bytes then, {now.size} now). Run the partition again, with all upstream stages"
             )
 
     in_threads(check, files)

@@ -123,7 +123,7 @@ def test_a_file_that_changes_while_functions_read_it_fails_the_partition(tmp_pat
     (tmp_path / "a.txt").write_text("text")
     raw = vd.Pipeline("raw", source=vd.files(str(tmp_path / "*.txt")))
     raw.map("counted", rewrite, on_error="quarantine")
-    with pytest.raises(vd.errors.VaneError, match="was replaced while the run read it"):
+    with pytest.raises(vd.errors.VaneError, match="was replaced after it was listed"):
         compute(raw, store)
 
 
@@ -146,5 +146,5 @@ def test_a_stage_alone_opens_the_files_that_its_input_was_made_from(tmp_path, st
     (sample,) = plan_sample(raw("3"), "content", manifests, store, {None: 1}, 0).plan.partitions
     assert [each.url for each in sample.files_of(sample.fragments[0])] == [file.as_uri()]
     file.write_text("TEXT")
-    with pytest.raises(vd.errors.VaneError, match="was replaced while the run read it"):
+    with pytest.raises(vd.errors.VaneError, match="was replaced after it was listed"):
         compute(raw("3"), store, stages=["content"])

@@ -320,7 +320,7 @@ def test_a_file_that_is_replaced_after_it_was_listed_is_not_read(tmp_path):
     source = bound(vd.csv(write(tmp_path, a__csv=b"id,s\n" + b"1,x\n" * 20)))
     files = source.required(source.list_files([None], "here")[None], None, "here")
     write(tmp_path, a__csv=b"id,s\n1,x\n")
-    with pytest.raises(vd.errors.SourceError, match=r"a\.csv' was replaced while the run read it"):
+    with pytest.raises(vd.errors.SourceError, match=r"a\.csv' was replaced after it was listed"):
         source.split(files, FragmentRule(10), "here")
 
 

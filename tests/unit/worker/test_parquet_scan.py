@@ -241,9 +241,9 @@ def test_a_file_that_was_replaced_since_it_was_planned_is_refused(tmp_path):
     op = Project((("id", "id"), ("d", "d")), None)
     write_source(tmp_path, given.slice(0, 5))
 
-    with pytest.raises(vd.errors.SourceError, match="was replaced while the run read it"):
+    with pytest.raises(vd.errors.SourceError, match="was replaced after it was listed"):
         scan(rows, work(Gather(), rows, schema))
-    with pytest.raises(vd.errors.SourceError, match="was replaced while the run read it"):
+    with pytest.raises(vd.errors.SourceError, match="was replaced after it was listed"):
         project(op, rows, [], work(op, rows, schema))
 
 
