@@ -194,6 +194,7 @@ class SchemaInference:
         spec, location = pipeline[stage].spec, f"stage '{pipeline.name}/{stage}'"
         assert spec.runs_udf
         probing = pipeline._with_spec(spec.probe())
+        probing._checks = {**probing._checks, stage: ()}  # they may name columns
         computed = self.first_rows(probing, stage, INFERRED_ROWS)
         if computed is None or not computed.rows:
             why = "there are no input rows"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import dagster as dg
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -63,6 +64,17 @@ def test_a_stage_has_one_pin_whether_it_runs_alone_or_not(tmp_path, given, capsy
     assert "twice: partitions: 1 up to date" in capsys.readouterr().out
     (pin,) = (tmp_path / "store" / "docs" / "twice" / "schemas").glob("*.json")
     assert json.loads(pin.read_text())["rows"] == 16
+
+
+def test_checks_may_name_inferred_columns(tmp_path, given):
+    def ones(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"ones": np.ones((len(batch["id"]), 3))}
+
+    made = vd.Pipeline("ones", source=vd.table({"id": [1, 2, 3]}), id="id")
+    asset = vd.Asset(checks=[vd.checks.Vectors(), vd.checks.NullRate(columns=["ones"])])
+    made.map_batches("v", ones, schema="infer", batch_format="numpy", asset=asset)
+    made.run(**given)
+    assert vd.load("ones/v", store=given["store"]).num_rows == 3
 
 
 def later(text: str) -> Any:
