@@ -32,6 +32,7 @@ from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import FileRecord, Manifest, ManifestName
 from vane_dagster.storage.promotion import Promotion
+from vane_dagster.storage.publish.parquet import FolderPublisher
 from vane_dagster.storage.store import Store
 
 
@@ -290,6 +291,36 @@ def test_of_two_publishers_the_later_manifest_wins(tmp_path, store, monkeypatch)
     compute(publishing("id < 5"), store)
     files = sorted((tmp_path / "out").glob("*.parquet"))
     assert [n for file in files for n in pq.read_table(file)["id"].to_pylist()] == [*range(8)]
+
+
+def test_a_publisher_that_lost_its_files_leaves_those_of_the_other(tmp_path, store, monkeypatch):
+    """The other run takes this one for killed, and removes what it has published before it ends."""
+    write_source(tmp_path / "src", {"id": range(10)})
+    publish = FolderPublisher.publish
+
+    def publishing(where: str) -> vd.Pipeline:
+        docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+        docs.project("clean", ["id"], where=where).write("published", str(tmp_path / "out"))
+        return docs
+
+    def overtaken(self: FolderPublisher, manifest: Manifest) -> Any:
+        made = publish(self, manifest)
+        monkeypatch.undo()
+        compute(publishing("id < 8"), store)
+        return made
+
+    def rows() -> list[int]:
+        files = sorted((tmp_path / "out").glob("*.parquet"))
+        return [n for file in files for n in pq.read_table(file)["id"].to_pylist()]
+
+    monkeypatch.setattr(FolderPublisher, "publish", overtaken)
+    with pytest.raises(vd.errors.StoreError, match="does not have the files published there"):
+        compute(publishing("id < 5"), store)
+    in_force = store.in_force("docs", "published", None)
+    assert in_force is not None
+    assert (rows(), in_force.rows) == ([*range(8)], 8)
+    compute(publishing("id < 5"), store)
+    assert rows() == [*range(5)]
 
 
 def test_a_branch_remembers_the_manifest_that_it_started_from(tmp_path, store):

@@ -59,7 +59,11 @@ def publish(
     known = {announced[0]: manifest}
     with transaction or nullcontext():
         manifest = replace(manifest, published=publisher.publish(manifest))
-    name = store.commit(manifest)
+    now = store.manifest_names(*place)
+    if any(not each.startswith(ANNOUNCED) for each in {*now} - {*names}):
+        # Another run has committed since, and may have removed files of this one.
+        _require(store, publisher, manifest, manifest.published_files)
+    name = store.commit(manifest, now)
     known[str(name)] = manifest
     # Another run may have published the partition at the same time: the later manifest wins.
     names = store.manifest_names(*place)
@@ -69,14 +73,19 @@ def publish(
     if not known.keys() >= {*former}:
         publisher.retire(store.published_before(*place, former, known), in_force.published_files)
     if in_force.content == manifest.content:
-        try:
-            publisher.require(in_force.published_files)
-        except StoreError:
-            store.announce(manifest)  # makes the next run publish the lost files
-            raise
+        _require(store, publisher, manifest, in_force.published_files)
     publisher.clear(manifest.parts)
     store.forget_announced(*place, announced)
     return manifest, name
+
+
+def _require(store: Store, publisher: Publisher, manifest: Manifest, files: Sequence[str]) -> None:
+    """Check that all files of a manifest are published; announce it again if not."""
+    try:
+        publisher.require(files)
+    except StoreError:
+        store.announce(manifest)  # makes the next run publish the lost files, or remove the others
+        raise
 
 
 class Publisher(abc.ABC):
