@@ -36,7 +36,7 @@ _USER_INFO = re.compile(
     r"|(?<=http://|ttps://)[^\s/@:'\"?#]+)@"
 )
 _SIGNED = re.compile(
-    r"([?&](?:sig|signature|token|access_token|X-Amz-Signature|X-Amz-Security-Token"
+    r"([?&](?:sig|signature|token|access_token|api[_-]?key|X-Amz-Signature|X-Amz-Security-Token"
     r"|X-Goog-Signature)=)[^&\s'\"]+",
     re.IGNORECASE,
 )

@@ -25,6 +25,7 @@ from vane_dagster.storage.filesystem import StoragePath
         "s3://id:{}@lake/x", "s3://id:{}/+@lake/x", "https://me:{}@host/x", "https://{}@host/x",
         "sftp://me:{}@host/x", "hdfs://me:{}@host/x", "https://host/x?sig={}",
         "https://host/x?y=1&X-Amz-Signature={}", "https://host/x?token={}",
+        "https://host/x?api_key={}",
     ],
 )  # fmt: skip
 def test_a_url_with_a_password_or_a_signature_is_refused(url):

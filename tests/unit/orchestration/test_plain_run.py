@@ -153,7 +153,8 @@ def test_a_pipeline_of_the_same_name_and_another_source_is_warned_of(tmp_path, c
     made["b"] = vd.Pipeline("docs", source=vd.parquet(f"{tmp_path}/b/*.parquet"), id="id")
     made["b"].project("some", ["n"])
     found = made["b"].plan(**given)
-    assert found.is_up_to_date and found.warnings
+    assert found.is_up_to_date
+    assert found.warnings
     made["b"].run(**given, compute=InProcessCompute())
     assert not made["b"].plan(**given).warnings, "a run that computed nothing keeps it, too"
 
