@@ -200,11 +200,13 @@ class SchemaInference:
             why = "there are no input rows"
             if computed is not None and computed.rows_in:
                 why = f"none of the first {computed.rows_in:,} rows could be computed"
-            error = f": {computed.error}" if computed is not None and computed.error else ""
-            raise SchemaError(
-                f"{location}: its schema cannot be inferred, because {why}{error}. Declare "
-                f"{spec.schema_argument}"
+            cause = computed.error if computed is not None else ""
+            error = SchemaError(
+                f"{location}: its schema cannot be inferred, because {why}"
+                f"{f': {cause}' if cause else ''}. Declare {spec.schema_argument}"
             )
+            error.is_permanent = not cause  # rows may fail by a transient error
+            raise error
         records = dict.fromkeys(
             record for table in computed.tables for record in table.column(TYPES).to_pylist()
         )
