@@ -276,7 +276,7 @@ def test_of_two_runs_with_one_target_the_one_that_lost_says_so(published, monkey
     made, real = published.manifest("p", {"a": [1]}, "1"), published.store.commit
     with monkeypatch.context() as patch:
 
-        def overtaken(manifest: Manifest) -> ManifestName:
+        def overtaken(manifest: Manifest, *names: Any) -> ManifestName:
             patch.undo()
             published.publish("p", {"b": [2]}, "2")
             return real(manifest)

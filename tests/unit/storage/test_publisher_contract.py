@@ -157,7 +157,7 @@ def test_files_that_another_run_has_announced_meanwhile_stay(published, monkeypa
     other = published.manifest("p", {"b": [2]}, "2")
     with monkeypatch.context() as patch:
 
-        def overtaken(manifest: Manifest) -> ManifestName:
+        def overtaken(manifest: Manifest, *names: Any) -> ManifestName:
             patch.undo()
             names = published.store.manifest_names("docs", "s", "p")
             publish(published.store, published.publisher("p"), other, 0.0, names)
