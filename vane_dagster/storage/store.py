@@ -324,9 +324,8 @@ class Store:
             self.root.child(pipeline, stage).write(TARGET, record.encode())
 
     def source(self, pipeline: str) -> str | None:
-        """Return the description of the source of a pipeline's last run that computed."""
-        folder = self.root.child(pipeline)
-        return read_file(folder, _SOURCE, lambda record: str(record["source"]))
+        """Return the description of the source of a pipeline's last run."""
+        return self.read_record([pipeline], _SOURCE, lambda record: str(record["source"]))
 
     def keep_source(self, pipeline: str, source: str) -> None:
         """Store the description of a pipeline's source."""

@@ -115,7 +115,7 @@ def test_stages_downstream_of_a_check_that_was_added_and_fails_are_withheld(tmp_
     capsys.readouterr()
     with pytest.raises(VaneError) as raised:
         made.run(**given)
-    assert "'few' of its upstream stage 'halved' failed: 6 rows" in str(raised.value)
+    assert "'few' of the upstream stage 'halved' failed: 6 rows" in str(raised.value)
     assert "its former version stays in force" in str(raised.value)
     printed = capsys.readouterr().out
     assert "halved: partitions: 2 up to date" in printed
