@@ -308,11 +308,11 @@ class Committer:
                 self._store, commit.publish, manifest, self._began, names, self._transaction(commit)
             )
 
-    def _transaction(self, commit: Commit) -> threading.Lock | None:
+    def _transaction(self, commit: Commit) -> AbstractContextManager[Any]:
         """The lock of a table: transactions in parallel would only conflict with each other."""
         assert commit.publish is not None
         if commit.publish.has_folder_per_partition:
-            return None
+            return contextlib.nullcontext()
         return self._transactions.setdefault(commit.manifest.stage, threading.Lock())
 
     def _verified(self, commit: Commit, manifest: Manifest) -> Manifest:

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from vane_dagster._secrets import masked
 from vane_dagster.checks.builtin import ErrorRate, findings_of
 from vane_dagster.checks.compared import Compared
 from vane_dagster.compute.work_claims import Claims, Group, claim_key
@@ -119,10 +118,9 @@ class RunState:
 
     def begin(self) -> None:
         """Report completed partitions, and commit those that lack only a manifest."""
-        if self.plan.partitions and not self.plan.is_sample:
+        if self.plan.new_source and self.plan.partitions and not self.plan.is_sample:
             with contextlib.suppress(StoreError):  # it may be read-only: all may be up to date
-                source = masked(self.pipeline.source.describe())
-                self.store.keep_source(self.pipeline.name, source)
+                self.store.keep_source(self.pipeline.name, self.plan.new_source)
         for stage in self.plan.needed():
             spec = self.pipeline[stage].spec
             partitions = self.plan.partitions

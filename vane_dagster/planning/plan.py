@@ -169,6 +169,7 @@ class RunPlan:
             that submitted its batches.
         kept: The pickled classes of stages that use instances of former code; see
             `engine.kept_instances`.
+        new_source: The description of the source, unless the store has it from the last run.
     """
 
     pipeline: Pipeline
@@ -187,6 +188,7 @@ class RunPlan:
     adopted: Mapping[str, Sequence[Adoption]] = field(default_factory=dict)
     origin: str | None = None
     kept: Mapping[str, bytes] = field(default_factory=dict)
+    new_source: str | None = None
     _pools: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def pool(self, spec: MapBatchesSpec) -> str:

@@ -90,7 +90,7 @@ def plan_run(
     return RunPlan(
         pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
         warnings.texts(), listed_at, force, retry_quarantined, planner.components, planner.files,
-        planner.in_force, run_id,
+        planner.in_force, run_id, new_source=planner.new_source,
     )  # fmt: skip
 
 
@@ -149,8 +149,9 @@ class _Planner:
         self._condemned = functools.cache(lambda stage: store.condemned(pipeline.name, stage))
         self._fitting: list[tuple[str, pa.Schema]] = []
         self.warnings = defaultdict[str | None, list[str]](list)
-        last = store.source(pipeline.name)
-        if last not in (None, masked(pipeline.source.describe())):
+        last, described = store.source(pipeline.name), masked(pipeline.source.describe())
+        self.new_source = None if last == described else described
+        if last not in (None, described):
             self.warnings[None].append(
                 f"{self.location}: its results in this store are of another source ({last}). If "
                 "that is another pipeline, rename one of the two"

@@ -101,6 +101,10 @@ class StoragePath:
         """Whether it is on a local disk."""
         return "file" in protocols(self.fs)
 
+    @property
+    def _is_s3(self) -> bool:
+        return "s3" in protocols(self.fs)
+
     def _resolve(self) -> tuple[fsspec.AbstractFileSystem, str]:
         if self.url.startswith("/") and not self.storage_options:
             return _of_local_path(self.url)
@@ -209,7 +213,7 @@ class StoragePath:
     def read(self, name: str, is_small: bool = False) -> bytes:
         """Read a file's bytes; those of a small one with a single request."""
         # Else s3fs 2026.3 or later asks for the size first, to read large files in pieces.
-        in_pieces = "s3" in protocols(self.fs) and hasattr(self.fs, "_cat_file_concurrent")
+        in_pieces = self._is_s3 and hasattr(self.fs, "_cat_file_concurrent")
         options = {"max_concurrency": 1} if is_small and in_pieces else {}
         return bytes(self._of_file(lambda: self.fs.cat_file(self.file(name), **options), name))
 
@@ -264,7 +268,7 @@ class StoragePath:
     def _entries(self) -> list[dict[str, Any]]:
         self.fs.invalidate_cache(self.path)
         try:
-            if "s3" in protocols(self.fs):  # whose `ls` of an empty folder lists its parent, too
+            if self._is_s3:  # whose `ls` of an empty folder lists its parent, too
                 listed = fsspec.asyn.sync(self.fs.loop, self.fs._lsdir, self.path)
             else:
                 listed = self.fs.ls(self.path, detail=True)
@@ -320,7 +324,7 @@ class StoragePath:
             os.replace(path, target.file(new_name))
             return
         try:
-            if "s3" in protocols(self.fs):  # whose `mv` first looks for folders of these names
+            if self._is_s3:  # whose `mv` first looks for folders of these names
                 self.fs.cp_file(path, target.file(new_name))
                 self.fs.rm_file(path)
             else:

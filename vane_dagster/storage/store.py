@@ -329,8 +329,7 @@ class Store:
 
     def keep_source(self, pipeline: str, source: str) -> None:
         """Store the description of a pipeline's source."""
-        if self.source(pipeline) != source:
-            self.root.child(pipeline).write(_SOURCE, json.dumps({"source": source}).encode())
+        self.root.child(pipeline).write(_SOURCE, json.dumps({"source": source}).encode())
 
     def setting(
         self, pipeline: str, name: str, default: Mapping[str, Any], keep: bool = True

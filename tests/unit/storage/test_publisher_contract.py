@@ -7,6 +7,7 @@ import shutil
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -160,7 +161,7 @@ def test_files_that_another_run_has_announced_meanwhile_stay(published, monkeypa
         def overtaken(manifest: Manifest, *names: Any) -> ManifestName:
             patch.undo()
             names = published.store.manifest_names("docs", "s", "p")
-            publish(published.store, published.publisher("p"), other, 0.0, names)
+            publish(published.store, published.publisher("p"), other, 0.0, names, nullcontext())
             return real(manifest)
 
         patch.setattr(published.store, "commit", overtaken)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -45,19 +45,19 @@ def publish(
     manifest: Manifest,
     began: float,
     names: Sequence[str],
-    transaction: AbstractContextManager[Any] | None = None,
+    transaction: AbstractContextManager[Any],
 ) -> tuple[Manifest, ManifestName]:
     """Publish a partition with all parts staged or published, and commit it.
 
     Announcements before `began`, the time at which the run began, are of runs that were killed.
     They are among `names`: those of the partition's manifests, listed since then. Other threads
-    that publish into the same table have the same lock `transaction`.
+    that publish into the same table have the same `transaction`, a lock.
     """
     place, url = (manifest.pipeline, manifest.stage, manifest.partition), publisher.target.url
     manifest = replace(manifest, published=Published(url, publisher.planned(manifest)))
     announced = [store.announce(manifest), *store.announced(manifest, began, names)]
     known = {announced[0]: manifest}
-    with transaction or nullcontext():
+    with transaction:
         manifest = replace(manifest, published=publisher.publish(manifest))
     now = store.manifest_names(*place)
     if any(not each.startswith(ANNOUNCED) for each in {*now} - {*names}):
