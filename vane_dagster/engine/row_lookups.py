@@ -1,13 +1,14 @@
 """Where the rows of a run's keyed stages are looked up, and which partitions wait for others.
 
 A fragment's rows are looked up in the parts of its partition that the run has found or written, and
-in the manifests in force of its partition and of the preceding ones.
+in the manifests in force of its partition and of the preceding ones. A stage without a manifest in
+its partition looks in those of stages that the pipeline no longer has: it may have been renamed.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import islice, pairwise
 from typing import Any
@@ -18,7 +19,7 @@ from vane_dagster.errors import VaneError
 from vane_dagster.events import Noticed
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.planning.plan import Part, StagePlan
-from vane_dagster.storage.manifest import Manifest
+from vane_dagster.storage.manifest import Manifest, ManifestName
 from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.worker.protocol import RecordGroup, RowLookup
 from vane_dagster.worker.reports import WorkReport
@@ -47,6 +48,7 @@ class RowLookups:
         self._indexes = {p.key: index for index, p in enumerate(state.plan.partitions)}
         self.resolve = cache(self._resolve)
         self._before = cache(lambda key, n: list(islice(state.partitions_before(key), n)))
+        self._former_stages = cache(self._renamed)
         # Rows that were looked up, and those found in other partitions; by stage.
         self._counted = defaultdict[str, dict[int, Counter[str]]](lambda: defaultdict(Counter))
         self._completed: dict[str, Counter[str]] = defaultdict(Counter)
@@ -121,6 +123,10 @@ class RowLookups:
         if plan.former is not None:  # those of its parts that stay in force are the run's own
             names = {part.info.name for part in plan.parts.values()}
             yield from add(partial(store.read, pipeline, stage, planned.key, plan.former), names)
+        else:
+            for other, latest in self._former_stages(stage, plan.known_rows):
+                if name := latest.get(planned.key):
+                    yield from add(partial(self._unforced, other, planned.key, name))
         alike = [part for part in plan.set_aside if part.info.input_id == id]
         yield from _recorded_groups(alike, id, True)
         for key in self._keys(partition, stage):
@@ -135,6 +141,31 @@ class RowLookups:
                 names = {part.info.name for part in computed}
                 yield from add(partial(store.read, pipeline, stage, key, former), names)
 
+    def _renamed(
+        self, stage: str, known: Collection[str]
+    ) -> list[tuple[str, Mapping[str | None, ManifestName]]]:
+        """The manifests in force of stages that the pipeline no longer has, by partition.
+
+        Of those with one of the row definitions: a stage that was renamed copies its rows.
+        """
+        store, pipeline = self._state.store, self._state.pipeline
+        own = {each.name for each in pipeline}
+        found = []
+        try:
+            for other in store.stages(pipeline.name):
+                latest = {} if other in own else store.latest(pipeline.name, other, self._indexes)
+                for key, name in islice(latest.items(), 1):
+                    if store.read(pipeline.name, other, key, name).row_definition in known:
+                        found.append((other, latest))
+        except VaneError as error:
+            self._say(error)
+        return found
+
+    def _unforced(self, stage: str, key: str | None, name: ManifestName) -> Manifest | None:
+        """Open a manifest; None if a forced run has excluded other rows from its partition."""
+        manifest = self._state.store.read(self._state.pipeline.name, stage, key, name)
+        return manifest if manifest.row_floor == 0 else None
+
     def _computed(self, index: int, stage: str, definition: str) -> list[Part] | None:
         """The parts of another partition; None if this run has not completed them."""
         planned, parts = self._plan.partitions[index], self._state.parts[index, stage]
@@ -142,6 +173,9 @@ class RowLookups:
         if plan.done or plan.row_definition != definition or len(parts) < len(planned.fragments):
             return None
         return [part for _, part in sorted(parts.items())]
+
+    def _say(self, error: VaneError) -> None:
+        self._state.emit(Noticed(f"rows could not be looked up, so they are computed: {error}"))
 
     def _stored(
         self,
@@ -154,7 +188,7 @@ class RowLookups:
         try:
             manifest = read()
         except VaneError as error:
-            self._state.emit(Noticed(f"rows could not be looked up, so they are computed: {error}"))
+            self._say(error)
             return
         known = self._stage_plan(partition, stage).known_rows
         if manifest is None or manifest.row_definition not in known:

@@ -36,6 +36,7 @@ class Snapshots:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.fragment_rows, self.options = folder, 20, dict[str, Any]()
+        self.stage = "upper"
         self.store = Store(StoragePath(str(folder / "store")))
         self.notes = folder / "notes"
 
@@ -60,15 +61,15 @@ class Snapshots:
         docs = partitioned(source, DAYS, fragment_rows=self.fragment_rows)
         given = {"version": "1", "on_error": "quarantine", "max_error_rate": 1.0}
         docs.project("clean", ["text"]).map(
-            "upper", upper, output_column="upper", **grouped(given | self.options)
+            self.stage, upper, output_column="upper", **grouped(given | self.options)
         )
         self.events = compute(docs, self.store, days, keys=DAYS, **options)
         return len(self.notes.read_text().splitlines())
 
     def rows(self, day: str) -> list[str]:
-        manifest = self.store.in_force("docs", "upper", day)
+        manifest = self.store.in_force("docs", self.stage, day)
         assert manifest is not None
-        folder = self.store.parts("docs", "upper", day)
+        folder = self.store.parts("docs", self.stage, day)
         return [t for p in manifest.parts for t in read_part(folder, p.name)["upper"].to_pylist()]
 
 
@@ -85,6 +86,22 @@ def test_a_backfill_of_snapshots_pays_for_the_first_and_the_changes(world):
         assert world.rows(day) == [text.upper() for text in expected]
     stats = [each.stats for each in committed(world.events, "upper")]
     assert sum(each.copied for each in stats) == 4 * (ROWS - 1)
+
+
+def test_a_renamed_stage_copies_its_rows(world):
+    texts = world.write_days(DAYS[:3], changed=2)
+    world.options = {"partitions": 0}
+    assert world.run(DAYS[:3]) == 3 * ROWS
+    assert world.run(DAYS[2:3], force=True) == ROWS
+    world.stage = "loud"
+    world.write(DAYS[0], [*texts[0], "new"])
+    assert world.run(DAYS[:2]) == 1
+    assert world.rows(DAYS[0]) == [text.upper() for text in [*texts[0], "new"]]
+    assert world.run(DAYS[2:3]) == ROWS, "a forced run excludes earlier results of other partitions"
+    world.stage = "upper"
+    assert world.run(DAYS[:2]) == 1, "its own results come first"
+    world.stage, world.options = "other", {"partitions": 0, "version": "2"}
+    assert world.run(DAYS[:2]) == 2 * ROWS + 1
 
 
 def test_rows_that_move_to_the_next_partition_are_found_in_one_run(world):
