@@ -68,6 +68,12 @@ class RowLookups:
             equal_rows=tuple(sorted(plan.equal_rows)),
         )
 
+    def finds(self, stage: str) -> bool:
+        """Whether the first partition to compute has rows to look up, so that all may be copies."""
+        due = (i for i, each in enumerate(self._plan.partitions) if each.stages[stage].missing)
+        known = next((self.resolve(partition, stage) for partition in due), None)
+        return known is not None and bool(known.groups)
+
     def must_wait(self, partition: int, stages: Sequence[str]) -> bool:
         """Whether a partition waits for the rows of another one of this run."""
         return any(
@@ -143,14 +149,14 @@ class RowLookups:
 
     def _renamed(
         self, stage: str, known: Collection[str]
-    ) -> list[tuple[str, Mapping[str | None, ManifestName]]]:
+    ) -> Sequence[tuple[str, Mapping[str | None, ManifestName]]]:
         """The manifests in force of stages that the pipeline no longer has, by partition.
 
         Of those with one of the row definitions: a stage that was renamed copies its rows.
         """
         store, pipeline = self._state.store, self._state.pipeline
         own = {each.name for each in pipeline}
-        found = []
+        found: list[tuple[str, Mapping[str | None, ManifestName]]] = []
         try:
             for other in store.stages(pipeline.name):
                 latest = {} if other in own else store.latest(pipeline.name, other, self._indexes)

@@ -71,7 +71,10 @@ class WaveScheduler:
         servers: Mapping[str, PoolSpec] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create the scheduler, and start loading the leased workers."""
+        """Create the scheduler, and start loading the leased workers.
+
+        If all rows may be copies, models are loaded when the first one is not.
+        """
         self._state, self._stages, self._lease = state, stages, lease
         self._pools, self._cancelled = pools, cancelled
         self._in_flight: dict[int, InFlightTask] = {}
@@ -79,17 +82,6 @@ class WaveScheduler:
         self._clock = clock
         self._slice_sizer = SliceSizer(pools)
         self._failure_streaks = FailureStreaks()
-        self._worker_group = WorkerGroup(
-            lease,
-            pools,
-            state.emit,
-            self._worker_ready,
-            self._give_up,
-            clock,
-            servers,
-            state.usage.server_changed,
-        )
-        self._builder = WorkBuilder(state, lease.id, self._slice_sizer)
         without_code = tuple(stage for stage in stages if stage not in pools)
         self._pool_clocks = {IO_WORKERS: PoolClock(PoolTime(without_code, is_io=True))}
         for pool in pools.values():
@@ -101,13 +93,25 @@ class WaveScheduler:
         self._measured_at = clock()
         self._is_full = False
         self._counts = WaveProgress(state, stages, clock, self._pool_clocks)
+        self._fragments = FragmentQueue(
+            state, stages, self._counts, Waits(state.emit, clock), clock
+        )
+        self._worker_group = WorkerGroup(
+            lease,
+            pools,
+            state.emit,
+            self._worker_ready,
+            self._give_up,
+            clock,
+            servers,
+            state.usage.server_changed,
+            is_deferred=bool(pools) and all(map(self._fragments.lookups.finds, pools)),
+        )
+        self._builder = WorkBuilder(state, lease.id, self._slice_sizer)
         self._budget = MemoryBudget(
             budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._worker_group.size)
         )
         self._active = self._budget.runs
-        self._fragments = FragmentQueue(
-            state, stages, self._counts, Waits(state.emit, clock), clock
-        )
 
     def run(self) -> None:
         """Stream until every fragment is computed or given up."""
@@ -202,6 +206,8 @@ class WaveScheduler:
         self, run: FragmentState, stage: str, kind: TaskKind, retry: RetriedRows | None = None
     ) -> None:
         calls = stage in self._pools and kind in ("slice", "whole") and not (retry and retry.error)
+        if calls:
+            self._worker_group.load()
         self._worker_group.worker_queue(stage, calls).push(
             run.place, Task(run, run.epoch, stage, kind, retry)
         )

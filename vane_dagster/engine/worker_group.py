@@ -38,9 +38,11 @@ class WorkerQueue:
         exclusive: Workers with a call that tolerates no other beside it.
         ending: Workers that are replaced after their last call, and whether they get calls while
             no other is ready, as those on nodes that Ray drains.
+        is_deferred: Whether its workers construct their models when the first row reaches a pool.
     """
 
     slots: int
+    is_deferred: bool = False
     calls_by_worker: dict[Worker, list[int]] = field(default_factory=dict)
     loading: set[Worker] = field(default_factory=set)
     exclusive: set[Worker] = field(default_factory=set)
@@ -149,6 +151,7 @@ class WorkerGroup:
         clock: Callable[[], float] = time.monotonic,
         servers: Mapping[str, PoolSpec] | None = None,
         server_changed: ServerChanged = lambda pool, replicas, restarts: None,
+        is_deferred: bool = False,
     ) -> None:
         self._lease, self._pools, self._emit = lease, pools, emit
         self._ready, self._give_up, self._clock = ready, give_up, clock
@@ -158,7 +161,10 @@ class WorkerGroup:
         slots = {identity: pool.slots for identity, pool in self._by_identity.items()}
         slots |= {IO_WORKERS: 1}
         limits = {i: pool.lifecycle.startup_timeout_s for i, pool in self._by_identity.items()}
-        self.worker_queues = {identity: WorkerQueue(count + 1) for identity, count in slots.items()}
+        self.worker_queues = {
+            identity: WorkerQueue(count + 1, is_deferred and identity != IO_WORKERS)
+            for identity, count in slots.items()
+        }
         self._limits = {IO_WORKERS: STARTUP_SECONDS, **limits}
         self._failed_starts: dict[Worker, int] = {}
         self._last_start_report = self._clock()
@@ -185,6 +191,13 @@ class WorkerGroup:
         queues = self.worker_queues.values()
         return Counter(task.stage for queue in queues for task in queue if task.is_current)
 
+    def load(self) -> None:
+        """Let the workers construct their models: there is a row to compute."""
+        if any(queue.is_deferred for queue in self.worker_queues.values()):
+            for queue in self.worker_queues.values():
+                queue.is_deferred = False
+            self._start_deferred()
+
     def _start(self, worker: Worker) -> None:
         """Let a worker construct its model, once the servers that its code calls are ready.
 
@@ -192,15 +205,16 @@ class WorkerGroup:
         wait for a replica that is replaced, which may take long, or forever on a full cluster.
         """
         self.worker_queues[worker.pool].loading.add(worker)
-        if not self._awaits_servers(worker.pool):
+        if not self._must_wait(worker.pool):
             self._starting[self._lease.load(worker, self._servers.endpoints_of(worker))] = worker
             self._ask_at[worker] = self._clock() + self._limits[worker.pool]
 
-    def _awaits_servers(self, identity: str) -> bool:
+    def _must_wait(self, identity: str) -> bool:
+        """Whether the workers of a pool wait for the servers that they call, or for rows."""
         pool = self._by_identity.get(identity)
-        return pool is not None and any(
+        return self.worker_queues[identity].is_deferred or any(
             self.worker_queues[server].loading & self._leased or not self._servers.answers(server)
-            for server in pool.uses.values()
+            for server in (pool.uses.values() if pool else ())
         )
 
     def _start_deferred(self) -> None:
@@ -398,7 +412,7 @@ class WorkerGroup:
             for worker, calls in self.worker_queues[pool.identity].calls_by_worker.items():
                 if calls and worker not in self._status_calls.values():
                     self._status_calls[self._lease.status(worker)] = worker
-            if self._awaits_servers(pool.identity):
+            if self._must_wait(pool.identity):
                 continue
             worker_queue = self.worker_queues[pool.identity]
             if worker_queue.loading and not worker_queue.calls_by_worker:

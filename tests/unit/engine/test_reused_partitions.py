@@ -19,6 +19,7 @@ from support.in_process import committed, compute
 from support.reused import upper
 from vane_dagster.engine import fragment_queue
 from vane_dagster.engine.run_state import RunState
+from vane_dagster.events import WorkerReady
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.manifest import parse_part_name
@@ -102,6 +103,22 @@ def test_a_renamed_stage_copies_its_rows(world):
     assert world.run(DAYS[:2]) == 1, "its own results come first"
     world.stage, world.options = "other", {"partitions": 0, "version": "2"}
     assert world.run(DAYS[:2]) == 2 * ROWS + 1
+
+
+def test_models_are_loaded_when_the_first_row_is_no_copy(world):
+    def loads() -> int:
+        return sum(isinstance(event, WorkerReady) for event in world.events)
+
+    (texts,) = world.write_days(DAYS[:1], changed=0)
+    assert world.run(DAYS[:1]) == ROWS
+    assert loads() == 2
+    world.write(DAYS[0], texts[::-1])
+    assert world.run(DAYS[:1]) == 0
+    assert loads() == 0
+    assert world.rows(DAYS[0]) == [text.upper() for text in texts[::-1]]
+    world.write(DAYS[0], [*texts[:-1], "new"])
+    assert world.run(DAYS[:1]) == 1
+    assert loads() == 2
 
 
 def test_rows_that_move_to_the_next_partition_are_found_in_one_run(world):

@@ -179,12 +179,12 @@ ENDPOINTS = [Endpoint("http://one:1", node_id="a"), Endpoint("http://two:2", nod
 class World(Leased):
     """A stage whose two workers call a server with two replicas."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_deferred: bool = False) -> None:
         self.now = 0.0
         self.usage = PoolUsage()
         client = PoolSpec("client", "ask", (2, 2), uses={"llm": "server"})
         server = PoolSpec("server", "vLLM server tiny", (2, 2), server="tiny")
-        more = (lambda: self.now, {"server": server}, self.usage.server_changed)
+        more = (lambda: self.now, {"server": server}, self.usage.server_changed, is_deferred)
         super().__init__(*CLIENTS, *REPLICAS, pools={"answers": client}, more=more)
 
     def ready(self, worker: Worker, endpoint: Endpoint | None = None) -> None:
@@ -228,6 +228,19 @@ def test_workers_wait_until_all_replicas_are_ready():
     }, "each prefers another replica"
     assert world.group.size == len(CLIENTS), "servers get no work"
     assert world.group.stages(REPLICAS[0]) == ("answers",)
+
+
+def test_nothing_starts_before_there_is_a_row_for_it():
+    world = World(is_deferred=True)
+    world.now += 100.0
+    world.group.check_starts()
+    assert not world.lease.calls
+    assert not world.notices
+    world.group.load()
+    assert world.lease.loading == REPLICAS
+    world.start()
+    world.group.load()
+    assert not world.lease.loading
 
 
 def test_workers_wait_while_no_replica_is_up():
