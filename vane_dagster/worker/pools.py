@@ -135,7 +135,7 @@ class PoolSpec(_Pool):
         return PoolRequest(**shared, idle_seconds=own)
 
 
-WorkerState = Literal["busy", "ready", "starting", "dead"]
+WorkerState = Literal["busy", "ready", "unloaded", "starting", "dead"]
 
 
 class WorkerInfo(TypedDict, total=False):

@@ -142,8 +142,8 @@ class HostActor:
     @_control
     def describe(self) -> WorkerInfo:
         """Return the state of the worker for the command line, in plain values, no secrets."""
-        loaded = self._loaded
-        state: WorkerState = "starting"
+        loaded, status_here = self._loaded, self._host.status()
+        state: WorkerState = "unloaded" if status_here.seconds is None else "starting"
         if loaded is not None and loaded.fault is None:
             state = "busy" if self._host.running else "ready"
         return {
@@ -153,7 +153,7 @@ class HostActor:
             "device": loaded.device if loaded else None,
             "load_seconds": loaded.seconds if loaded else None,
             "batches": self._host.served,
-            **({"server": _server_info(status)} if (status := self._host.status().server) else {}),
+            **({"server": _server_info(status)} if (status := status_here.server) else {}),
         }
 
 
