@@ -7,9 +7,9 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 | a transient error of a call | `max_retries` times | 1 to 60 s, or as the server asks | the row |
 | another error of a call, or out of device memory | in halves, down to one row | | the row |
 | a server ended during a call | 2 times together, 3 times alone | random, before alone | the row |
-| a worker was lost with calls that were not alone in it | in halves, each alone | | nothing |
-| a worker crashed or hung with a call alone | in halves; a row alone a second time | | the row |
-| the kernel or Ray killed it to free memory | in halves, down to one row | | the fragment |
+| a worker was lost with calls that were not alone in it | in parts, each alone | | nothing |
+| a worker crashed or hung with a call alone | in parts; a row alone a second time | | the row |
+| the kernel or Ray killed it to free memory | in parts, down to one row | | the fragment |
 | a table between tasks was lost | the fragment starts over | | the fragment |
 | outside of the rows: a lost node, a call that had not begun | always, as it was | | nothing |
 | a worker's calls returned no row at 3 fragments in a row | a fresh worker, once | | the worker |
@@ -19,8 +19,10 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 | a conflict with another writer of a table | 59 more times | up to 1.6 s | the transaction |
 
 A batch whose last retry has failed too is halved: each half is called once, and a row alone has
-retries again. A fragment with more than three counts fails. Rows whose errors are not isolated are
-not halved, and count for their fragment. A worker has calls of several runs and stages, so its loss
+retries again. The parts of a lost call are its batch in progress, the rows before and those after;
+where that batch is unknown, halves. A single batch is repeated row by row. A fragment with more
+than three counts fails. Rows whose errors are not isolated are not divided, and count for their
+fragment. A worker has calls of several runs and stages, so its loss
 says nothing of one that was not alone. In a run that retries failed rows, calls that return no row
 do not count against their worker.
 """
@@ -32,6 +34,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Final, Literal, TypeVar, Union
 
 _T = TypeVar("_T")
@@ -291,11 +294,12 @@ class LostCalls:
         rows: range | None,
         isolates: bool,
         why: str = "",
+        at: range | None = None,
     ) -> list[RetriedRows] | Literal["start over", "give up"]:
         """Count a loss, and decide what is retried. Rows that are retried are alone at a worker.
 
-        `rows` are the rows of a slice, and None for any other task. `isolates` says whether the
-        stage quarantines single rows.
+        `rows` are the rows of a slice, and None for any other task; `at` those of its batch in
+        progress, if that is known. `isolates` says whether the stage quarantines single rows.
         """
         again = rows and RetriedRows(rows.start, len(rows))
         is_counted = loss not in ("outside", "shared")
@@ -304,9 +308,13 @@ class LostCalls:
         if loss == "table" or (is_counted and many):
             again = None
         if again and again.rows > 1 and isolates and loss != "outside":
-            half = again.rows // 2
-            rest = RetriedRows(again.start + half, again.rows - half)
-            return [RetriedRows(again.start, half), rest]
+            if at is not None and len(at) == again.rows:
+                at = None
+            cuts = (again.rows // 2,) if at is None else (at.start, at.stop)
+            if at is not None and len(at) == 1 and is_counted and loss != "memory":
+                self._row_deaths[fragment, stage, again.start + at.start] += 1
+            places = sorted({0, *cuts, again.rows})
+            return [RetriedRows(again.start + a, b - a) for a, b in pairwise(places)]
         if not is_counted:
             return [again] if again else "start over"
         if again and isolates and loss != "memory":

@@ -151,6 +151,7 @@ def test_a_worker_that_dies_loses_its_calls_and_is_replaced(
     os.kill(pid, signal.SIGKILL)
     done = answer(lease, ticket)
     assert (done.report, done.cause, bool(done.lost)) == (None, "unclear", True)
+    assert done.at == range(1), "the rows of the batch in progress"
     later = start(lease, worker, CALL, lease.put(ROWS), alone="another")
     done = answer(lease, later)
     assert (done.report, done.cause, bool(done.lost)) == (None, "outside", True), "never begun"

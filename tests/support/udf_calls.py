@@ -50,8 +50,12 @@ def run_stage(
     table: pa.Table,
     revoked: Callable[[], bool] = lambda: False,
     retries: int | None = None,
+    begun: list[range] | None = None,
 ) -> Any:
-    """Return a worker's output of a stage for the rows of the source; None if it was revoked."""
+    """Return a worker's output of a stage for the rows of the source; None if it was revoked.
+
+    With a list for the places of its batches, the call is one that may end its worker.
+    """
     spec, pipeline = stage.spec, stage.pipeline
     assert spec.runs_udf
     op = operation(spec, pipeline)
@@ -64,7 +68,10 @@ def run_stage(
     made = udf.target(*udf.constructor_args, **udf.constructor_kwargs) if udf.stateful else None
     caller = UdfCaller(ModelSpec("m", udf.stateful, b""), made if udf.stateful else udf.target)
     try:
-        computed = caller.call(op, table, work, revoked)
+        if begun is None:
+            computed = caller.call(op, table, work, revoked)
+        else:
+            computed = caller.call(op, table, replace(work, alone="1"), revoked, begun.append)
     except BatchError as error:
         raise error.cause from None
     return None if computed.report.cancelled else computed.rows

@@ -183,6 +183,21 @@ def test_what_is_retried_of_a_lost_call(loss: Any, rows: Any, decisions: Sequenc
     assert decided == decisions
 
 
+@pytest.mark.parametrize("loss", ["crash", "timeout", "memory", "shared"])
+def test_the_batch_in_progress_is_parted_from_the_other_rows(loss: Any):
+    lost = LostCalls()
+    for at, parts in [
+        (range(2, 4), [(10, 2), (12, 2), (14, 1)]),
+        (range(2), [(10, 2), (12, 3)]),
+        (range(4, 5), [(10, 4), (14, 1)]),
+        (range(5), [(10, 2), (12, 3)]),  # nothing is known
+    ]:
+        expected = [RetriedRows(start, rows) for start, rows in parts]
+        assert lost.decide(loss, "model", 0, SLICE, True, at=at) == expected
+    (again,) = lost.decide("crash", "model", 0, range(14, 15), True)
+    assert bool(again.error) == (loss in ("crash", "timeout")), "the second death of this row"
+
+
 @pytest.mark.parametrize(
     ("loss", "decisions"),
     [

@@ -94,7 +94,8 @@ class CallResult:
         table: Reference to the rows, if the work kept them.
         lost: Description of the loss if there is no report.
         cause: Its cause. The worker must be replaced unless a table was lost.
-        seconds: Seconds since a lost call began; None if that is not known.
+        seconds: Seconds since a lost call, or its batch `at`, began; None if that is not known.
+        at: The places of the rows that a lost call was computing; None if they are not known.
     """
 
     ticket: int
@@ -103,6 +104,7 @@ class CallResult:
     lost: str = ""
     cause: Cause = "unclear"
     seconds: float | None = None
+    at: range | None = None
 
 
 @dataclass(frozen=True)

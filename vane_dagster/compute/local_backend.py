@@ -96,6 +96,7 @@ class WorkerProcess:
         self.threads = threads
         self.gpus = tuple(gpus)
         self.tickets: dict[int, LoadCall | RunCall | Literal["status"]] = {}
+        self.begun: dict[int, tuple[range, float]] = {}
 
     def _started(
         self, command: Sequence[str], descriptor: int, env: Mapping[str, str]
@@ -447,14 +448,20 @@ class LocalLease:
             while process.tickets and process.connection.poll():
                 reply: WorkerReply = process.connection.recv()
                 ticket, report, path = reply
+                if isinstance(report, range):
+                    process.begun[ticket] = report, time.monotonic()
+                    continue
                 process.tickets.pop(ticket, None)
+                process.begun.pop(ticket, None)
                 if self._held.pop(ticket, None) is not None:  # else a former lease asked
                     done.append(CallResult(ticket, report, LocalTable(path) if path else None))
         except (EOFError, OSError):
             lost, cause = process.ending()
             for ticket in sorted(process.tickets):
                 self._held.pop(ticket, None)
-                done.append(CallResult(ticket, None, lost=lost, cause=cause))
+                at, since = process.begun.get(ticket, (None, 0.0))
+                seconds = None if at is None else time.monotonic() - since
+                done.append(CallResult(ticket, None, None, lost, cause, seconds, at))
             process.tickets.clear()
         return done
 

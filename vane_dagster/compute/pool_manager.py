@@ -62,7 +62,7 @@ class PoolManager:
         self._pool_state = PoolState(self._tag)
         self._claims = ClaimTable()
         self._actors: dict[str, Any] = {}
-        self._alone: dict[str, tuple[str, str, float]] = {}
+        self._alone: dict[str, tuple[str, str, range | None, float]] = {}
         self._servers: dict[str, PoolRequest] = {}
         self._groups: set[str] = set()
         self._growth = Growth(self._pool_state)
@@ -127,14 +127,16 @@ class PoolManager:
             self._create(start)
         return replacement
 
-    async def begin_alone(self, worker: str, lease: str, call: str) -> None:
-        """Record the last call of a worker that has begun alone."""
-        self._alone[worker] = lease, call, time.monotonic()
+    async def begin_alone(self, worker: str, lease: str, call: str, rows: range | None) -> None:
+        """Record the last call of a worker that has begun alone, and its rows in progress."""
+        self._alone[worker] = lease, call, rows, time.monotonic()
 
-    async def begun_alone(self, worker: str) -> tuple[str, str, float] | None:
-        """The lease and the id of the last call that has begun alone, and the seconds since."""
-        lease, call, at = self._alone.get(worker, ("", "", 0.0))
-        return (lease, call, time.monotonic() - at) if call else None
+    async def begun_alone(self, worker: str) -> tuple[str, str, range | None, float] | None:
+        """The lease, the id and the rows of what has last begun alone, and the seconds since."""
+        if (begun := self._alone.get(worker)) is None:
+            return None
+        lease, call, rows, since = begun
+        return lease, call, rows, time.monotonic() - since
 
     async def evict(
         self, identity: str | None = None, force: bool = False, id: str = ""

@@ -281,16 +281,16 @@ class RayLease:
             return CallResult(ticket, None, lost=brief(error), cause="table")
         except ray.exceptions.RayError as error:  # it died, or memory or its node was lost
             self._actors.pop(worker.name, None)
-            cause, seconds = self._cause(worker, error), None
+            cause, at, seconds = self._cause(worker, error), None, None
             if alone or starting:
                 begun = self._pool_manager.call("begun_alone", worker.name)
                 if begun and begun[:2] == (self.id, alone):
-                    seconds = begun[2]
+                    at, seconds = begun[2:]
                 elif alone:
                     cause = "outside"
                 elif begun:  # the model was loaded for another run, whose call may be the reason
                     cause = "shared"
-            return CallResult(ticket, None, lost=brief(error), cause=cause, seconds=seconds)
+            return CallResult(ticket, None, None, brief(error), cause, seconds, at)
 
     def _cause(self, worker: Worker, error: Exception) -> Cause:
         """Why a worker was lost.

@@ -253,10 +253,10 @@ class WaveScheduler:
         self._counts.end(in_flight.task.run, in_flight.task.stage, report)
         if report is None:
             loss, reason = self._loss_of(in_flight, done)
-            self._lost(in_flight, loss, reason, None)
+            self._lost(in_flight, loss, reason, None, done.at)
         elif report.unhealthy_reason:
             loss = "crash" if report.fault else "outside"
-            self._lost(in_flight, loss, report.unhealthy_reason, report.fault)
+            self._lost(in_flight, loss, report.unhealthy_reason, report.fault, report.at)
         else:
             self._answered(in_flight, report, done)
 
@@ -282,7 +282,7 @@ class WaveScheduler:
             self._failure_streaks.record_success(worker, worker.pool)
         elif counts and self._failure_streaks.record_failure(worker, worker.pool, task.run.place):
             reason = f"all rows failed in {MAX_CONSECUTIVE_FAILURES} consecutive fragments"
-            self._lost(in_flight, "outside", reason, None)
+            self._lost(in_flight, "outside", reason)
             return
         if not task.is_current:
             return
@@ -433,7 +433,14 @@ class WaveScheduler:
         took = "took" if done.cause == "timeout" else "may have taken"
         return loss, f"a call {took} longer than timeout_s={limit:g}: {done.lost}"
 
-    def _lost(self, in_flight: InFlightTask, loss: Loss, reason: str, fault: Fault | None) -> None:
+    def _lost(
+        self,
+        in_flight: InFlightTask,
+        loss: Loss,
+        reason: str,
+        fault: Fault | None = None,
+        at: range | None = None,
+    ) -> None:
         """Handle a call without an answer: replace its worker, and retry what the policy says."""
         task, worker = in_flight.task, in_flight.worker
         if loss != "table":
@@ -445,7 +452,7 @@ class WaveScheduler:
         run, start = task.run, in_flight.start
         rows = range(start, start + in_flight.rows) if task.kind == "slice" else None
         given = (loss, task.stage, run.place, rows, task.spec.isolates_rows)
-        retried = self._lost_calls.decide(*given, fault.message if fault else "")
+        retried = self._lost_calls.decide(*given, fault.message if fault else "", at)
         if isinstance(retried, list):
             task.state.slices_in_flight += len(retried) - 1
             for part in retried:

@@ -64,5 +64,8 @@ WorkerRequest = tuple[int, Union[LoadCall, RunCall, AnnounceCall, Literal["statu
 that the worker runs, and the worker, and is not answered.
 """
 
-WorkerReply = tuple[int, Union[WorkReport, LoadReport, WorkerStatus], Union[str, None]]
-"""The ticket of a call, its answer, and the path of the Arrow file with its rows, if any."""
+WorkerReply = tuple[int, Union[WorkReport, LoadReport, WorkerStatus, range], Union[str, None]]
+"""The ticket of a call, its answer, and the path of the Arrow file with its rows, if any.
+
+A range is not the answer yet: it has the places of the rows that the call begins to compute.
+"""

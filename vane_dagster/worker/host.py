@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +78,8 @@ from vane_dagster.worker.retry import BatchError
 from vane_dagster.worker.row_errors import rejected, user_frames
 from vane_dagster.worker.source_rows import known_files
 from vane_dagster.worker.udf_caller import UdfCaller
+
+_Begin = Callable[[range], None]
 
 
 class Host:
@@ -227,15 +229,31 @@ class Host:
         """Return whether a task of a lease is running."""
         return lease in [*self.running.values()]
 
-    def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
-        """Run a task. A failure is reported, not raised."""
+    def run(
+        self,
+        work: Work,
+        *tables: pa.Table,
+        record: _Begin = lambda rows: None,
+    ) -> tuple[pa.Table | None, WorkReport]:
+        """Run a task. A failure is reported, not raised.
+
+        `record` is told which rows a call alone begins to compute, before this process may end.
+        """
+        at: range | None = None
+
+        def begin(rows: range) -> None:
+            nonlocal at
+            at = rows
+            if work.alone:
+                record(rows)
+
         if work.lease in self._revoked:
             return None, WorkReport(cancelled=True)
         started, call, meter = time.perf_counter(), object(), GpuMeter()
         self._change_calls(call, 1)
         self.running[call] = work.lease
         try:
-            computed = self._do(work, tables)
+            computed = self._do(work, tables, begin)
             if computed.report.cancelled:
                 return None, computed.report
             if work.new_ids and (wrong := repeated_or_null(computed.rows.column(work.id))):
@@ -254,7 +272,10 @@ class Host:
         except UnhealthyModelError as error:
             fault = work_fault(work, error.cause) if error.rows else None
             return None, WorkReport(
-                unhealthy_reason=masked(str(error)), fault=fault, output=self._printed.drain()
+                unhealthy_reason=masked(str(error)),
+                at=at,
+                fault=fault,
+                output=self._printed.drain(),
             )
         except BaseException as error:  # from the user's code or its inputs
             if is_shutdown(error):
@@ -293,19 +314,21 @@ class Host:
         with self._lock:
             return self._shared.change(call, calls, time.perf_counter())
 
-    def _do(self, work: Work, tables: Sequence[pa.Table]) -> Computed:
+    def _do(self, work: Work, tables: Sequence[pa.Table], begin: _Begin) -> Computed:
         op = work.op
         if isinstance(op, CallUdf):
-            return self._call(op, operators.resolve(work.inputs[0], tables, work), work)
+            return self._call(op, operators.resolve(work.inputs[0], tables, work), work, begin)
         if isinstance(op, ReuseAndCall):
             return self._reuse_and_call(op, operators.resolve(work.inputs[0], tables, work), work)
         return without_code(work, tables)
 
-    def _call(self, op: CallUdf, rows: pa.Table, work: Work) -> Computed:
+    def _call(
+        self, op: CallUdf, rows: pa.Table, work: Work, begin: _Begin = lambda rows: None
+    ) -> Computed:
         revoked = functools.partial(self._revoked.__contains__, work.lease)
         assert self._caller is not None, "a worker without a model was given a call"
         with known_files(rows, work):
-            return self._caller.call(op, rows, work, revoked)
+            return self._caller.call(op, rows, work, revoked, begin)
 
     def _reuse_and_call(self, op: ReuseAndCall, rows: pa.Table, work: Work) -> Computed:
         marked, wanted, _ = row_reuse.mark(rows, op.arrange, work.source_files)

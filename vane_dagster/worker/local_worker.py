@@ -84,7 +84,10 @@ def serve(connection: Connection, folder: str, slots: int) -> None:
             if isinstance(call, LoadCall):
                 report = host.load(call)
             else:
-                table, report = host.run(call.work, *(read_table(path) for path in call.tables))
+                tables = (read_table(path) for path in call.tables)
+                table, report = host.run(
+                    call.work, *tables, record=lambda rows: channel.send((ticket, rows, None))
+                )
                 path = None if table is None else write_table(table, folder)
         except BaseException as error:  # the driver waits for an answer in any case
             error = contained(error)

@@ -73,14 +73,14 @@ class HostActor:
             if work.alone:
                 self._record(work)
             self._sections.begin(work.run_id, (work.stage,) if self._calls_model else ())
-            return self._host.run(work, *tables)
+            return self._host.run(work, *tables, record=lambda rows: self._record(work, rows))
 
-    def _record(self, work: Work) -> None:
-        """Record where it outlives this process that a call has begun alone."""
+    def _record(self, work: Work, rows: range | None = None) -> None:
+        """Record where it outlives this process that a call, or its batch, has begun alone."""
         own = ray.get_runtime_context().get_actor_name()
         with contextlib.suppress(ray.exceptions.RayError, ValueError):  # its loss counts nothing
             manager = ray.get_actor(*self._pool_manager)
-            begun = manager.begin_alone.remote(own, work.lease, work.alone)
+            begun = manager.begin_alone.remote(own, work.lease, work.alone, rows)
             ray.get(begun, timeout=_RECORD_SECONDS)
 
     def finish(self) -> None:

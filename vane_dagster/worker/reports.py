@@ -179,6 +179,7 @@ class WorkReport:
         cancelled: Whether the lease had ended, so the task was not done.
         unhealthy_reason: Why the worker must be replaced at once. `fault` is then that of the rows
             being computed, if any.
+        at: The places of these rows in the input, if they are known.
         recycle_reason: Why the worker should be replaced when it is idle.
         unused_gpu: Why the user's code uses no GPU; empty if it does, or if that is unknown.
         gpus: The use of the worker's GPUs while the user's code ran.
@@ -202,6 +203,7 @@ class WorkReport:
     fault: Fault | None = None
     cancelled: bool = False
     unhealthy_reason: str = ""
+    at: range | None = None
     recycle_reason: str = ""
     unused_gpu: str = ""
     gpus: GpuUse = field(default_factory=GpuUse)

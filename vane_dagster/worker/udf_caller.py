@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from vane_dagster import _failpoints
 from vane_dagster._secrets import keep_arguments
@@ -20,6 +21,7 @@ from vane_dagster.errors import RowErrors, UdfError, names
 from vane_dagster.pipeline.contracts import CALL
 from vane_dagster.providers.usage import spent_on
 from vane_dagster.servers.directory import SERVER_MOVED, directory
+from vane_dagster.sources.base import ROW_ERROR
 from vane_dagster.storage.batch_records import record_requests
 from vane_dagster.storage.packages import installed
 from vane_dagster.types.schema import ERROR_COLUMN, empty_table
@@ -75,9 +77,18 @@ class UdfCaller:
         self.health = Health(target, self._events)
 
     def call(
-        self, op: CallUdf, table: pa.Table, work: Work, revoked: Callable[[], bool]
+        self,
+        op: CallUdf,
+        table: pa.Table,
+        work: Work,
+        revoked: Callable[[], bool],
+        begin: Callable[[range], None] = lambda rows: None,
     ) -> Computed:
-        """Call the user's code with each batch of a table."""
+        """Call the user's code with each batch of a table.
+
+        `begin` is told the places of each batch of synchronous code. If a row may end the process,
+        a single batch is passed row by row.
+        """
         self.health.check(now_and_then=True)
         kwargs = load(op.arguments, op.files)
         keep_arguments((), kwargs)
@@ -90,12 +101,16 @@ class UdfCaller:
         run = _TableCalls(self, UserCode(call, op, own, kwargs, revoked, self.open_calls))
         started = time.perf_counter()
         readable, unread = split_unread(table)
-        batches = self.sizes.cut(readable, op.batch_size)
+        size, rows = op.batch_size, readable.num_rows
+        isolates = work.alone and op.policy.on_error != "raise" and not op.is_async
+        if isolates and self.sizes.of(size, rows) >= rows:
+            size = 1
+        batches = self.sizes.cut(readable, size)
         try:
             if op.is_async:
                 outcomes = self._events.run(run.together(list(batches)))
             else:
-                outcomes = run.one_by_one(batches)
+                outcomes = run.one_by_one(_begun(batches, table, begin))
         except BatchError as error:
             failed = fault_table(error.faults, work, op.ids, self._label) if error.faults else None
             error.report = WorkReport(
@@ -148,6 +163,20 @@ class UdfCaller:
             finally:
                 for _ in range(taken):
                     room.release()
+
+
+def _begun(
+    batches: Iterator[pa.Table], table: pa.Table, begin: Callable[[range], None]
+) -> Iterator[pa.Table]:
+    """Yield the batches of a table's rows that were read, each after `begin` was told its place."""
+    places: Sequence[int] = range(table.num_rows)
+    if ROW_ERROR in table.column_names:
+        places = pc.indices_nonzero(pc.is_null(table.column(ROW_ERROR))).to_pylist()
+    stop = 0
+    for batch in batches:
+        start, stop = stop, stop + batch.num_rows
+        begin(range(places[start], places[stop - 1] + 1))
+        yield batch
 
 
 def _with_class(instance: Any, cls: type) -> Any:

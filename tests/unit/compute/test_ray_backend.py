@@ -54,12 +54,15 @@ def test_a_worker_is_lost_with_its_node_unless_the_node_reports_its_death(
 @pytest.mark.parametrize(
     ("begun", "alone", "starting", "told"),
     [
-        (("lease", "call", 3.0), "call", False, ("unclear", 3.0)),
-        (("lease", "call before", 3.0), "call", False, ("outside", None)),  # it had not begun
-        (None, "call", False, ("outside", None)),
-        (None, "", True, ("unclear", None)),
-        (("other", "call", 3.0), "", True, ("shared", None)),  # of a run that has loaded the model
-        (("other", "call", 3.0), "", False, ("unclear", None)),
+        (("lease", "call", None, 3.0), "call", False, ("unclear", None, 3.0)),
+        (("lease", "call", range(4), 3.0), "call", False, ("unclear", range(4), 3.0)),
+        # It had not begun.
+        (("lease", "call before", None, 3.0), "call", False, ("outside", None, None)),
+        (None, "call", False, ("outside", None, None)),
+        (None, "", True, ("unclear", None, None)),
+        # Of a run that has loaded the model.
+        (("other", "call", None, 3.0), "", True, ("shared", None, None)),
+        (("other", "call", None, 3.0), "", False, ("unclear", None, None)),
     ],
 )
 def test_the_pool_manager_tells_which_call_had_begun_alone(
@@ -75,7 +78,7 @@ def test_the_pool_manager_tells_which_call_had_begun_alone(
     lease._cause = lambda worker, error: "unclear"
     lease._pool_manager = SimpleNamespace(call=lambda method, worker: begun)
     done = lease._done("ref")
-    assert (done.cause, done.seconds) == told
+    assert (done.cause, done.at, done.seconds) == told
 
 
 def test_workers_are_called_by_the_handles_that_come_with_the_lease(monkeypatch):

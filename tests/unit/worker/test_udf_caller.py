@@ -16,7 +16,8 @@ import pyarrow as pa
 import pytest
 
 import vane_dagster as vd
-from support.udf_calls import IDS, call, refused
+from support.udf_calls import IDS, call, refused, row_stage, run_stage
+from vane_dagster.sources.base import ROW_ERROR
 
 DAY = dt.datetime(2026, 1, 2, 3, 4, 5)
 
@@ -58,6 +59,27 @@ def test_batch_size_is_kept(size, sizes):
     output = call(fn, {"x": "BIGINT"}, pa.table({"id": range(7)}), batch_size=size)
     assert row_counts == sizes
     assert output["x"].to_pylist() == list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "on_error", "places"),
+    [
+        (2, "quarantine", [range(2), range(3, 5), range(5, 6)]),
+        (8, "quarantine", [range(1), range(1, 2), *(range(n, n + 1) for n in (3, 4, 5))]),
+        (8, "raise", [range(6)]),
+    ],
+)
+def test_a_batch_that_may_end_its_worker_is_passed_row_by_row(batch_size, on_error, places):
+    unread = pa.array([None, None, {"error": "ValueError", "message": "bad"}, *[None] * 3])
+    table = pa.table({"id": range(6), ROW_ERROR: unread})
+    options: Any = {"schema": {"y": "BIGINT"}, "batch_size": batch_size, "on_error": on_error}
+    stage = row_stage("map_batches", lambda batch: {"y": batch["id"]}, **options)
+    begun: list[range] = []
+    if on_error == "raise":
+        table = table.drop_columns(ROW_ERROR)
+    ids = run_stage(stage, table, begun=begun)["id"].to_pylist()
+    assert begun == places
+    assert ids == [n for n in range(6) if on_error == "raise" or n != 2]
 
 
 def test_only_the_columns_asked_for_are_given():
