@@ -184,10 +184,14 @@ class WorkBuilder:
     def _known(self, task: Task) -> RowLookup | None:
         """Where a map's rows are looked up: in earlier results, and in parts of this run.
 
-        The latter takes half a microsecond a row, which fast functions do not repay.
+        The latter takes half a microsecond a row, which fast functions do not repay. Nor do they
+        repay the search for equal rows of the fragment, if there is nothing else to look up.
         """
         run, known = task.run, task.run.known.get(task.stage)
-        if known is not None and self._slice_sizer.is_costly(task.stage):
+        is_costly = self._slice_sizer.is_costly(task.stage)
+        if known is not None and not is_costly and not known.groups:
+            known = None
+        if known is not None and is_costly:
             plan = self._partition(task).stages[task.stage]
             parts = list(self._state.parts[run.partition, task.stage].values())
             made = self._groups[run.partition, task.stage]

@@ -19,6 +19,7 @@ from support.in_process import committed, compute
 from support.reused import upper
 from vane_dagster.engine import fragment_queue
 from vane_dagster.engine.run_state import RunState
+from vane_dagster.engine.slicing import SliceSizer
 from vane_dagster.events import WorkerReady
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
@@ -119,6 +120,16 @@ def test_models_are_loaded_when_the_first_row_is_no_copy(world):
     world.write(DAYS[0], [*texts[:-1], "new"])
     assert world.run(DAYS[:1]) == 1
     assert loads() == 2
+
+
+@pytest.mark.parametrize(("is_costly", "calls"), [(True, 1), (False, 20)])
+def test_a_fast_function_is_called_for_equal_rows(world, monkeypatch, is_costly, calls):
+    monkeypatch.setattr(SliceSizer, "is_costly", lambda self, stage: is_costly)
+    world.write(DAYS[0], ["same"] * 20)
+    assert world.run(DAYS[:1]) == calls
+    world.write(DAYS[0], ["same"] * 20 + ["other"])
+    assert world.run(DAYS[:1]) == 1
+    assert world.rows(DAYS[0]) == ["SAME"] * 20 + ["OTHER"]
 
 
 def test_rows_that_move_to_the_next_partition_are_found_in_one_run(world):
