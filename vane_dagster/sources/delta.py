@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from vane_dagster._arguments import PLACEHOLDER, check_installed
+from vane_dagster._arguments import PLACEHOLDER, check_installed, unexpected
 from vane_dagster._keywords import known_keywords
 from vane_dagster.sources.delta_table import DeltaTable
 from vane_dagster.sources.lake_source import (
@@ -85,9 +86,9 @@ def delta(
         url: The table's folder, as a local path or ``s3://`` URL. ``{partition_key}`` is replaced
             by the partition's key, ``{partition_key.<dimension>}`` by one dimension of a
             multi-partition.
-        version: A version number, or a time as a ``datetime`` or ISO 8601 text. By default each run
-            reads the version that is the latest when it is planned, and computes only the data
-            files that are new or have new deletes.
+        version: A version number, or a time as a ``datetime`` or ISO 8601 text, in UTC without a
+            zone. By default each run reads the version that is the latest when it is planned, and
+            computes only the data files that are new or have new deletes.
         filter: A row filter in SQL, such as ``"day = '{partition_key}'"``, with placeholders as in
             the URL. Conditions on partition columns of the table select files. Other rows are
             counted when the run is planned, by reading the filter's columns.
@@ -102,6 +103,12 @@ def delta(
     """
     where = "vd.delta"
     check_installed(where, "deltalake", "delta")
+    if isinstance(version, str):
+        try:
+            version = datetime.datetime.fromisoformat(version)
+        except ValueError:
+            expected = 'the number of a version, or a time, such as "2026-01-31T18:00:00Z"'
+            raise unexpected(where, "version", version, expected) from None
     place = folder_arguments(where, url, version, storage_options)
     if filter is not None:
         conjuncts(PLACEHOLDER.sub("0", filter), where)

@@ -29,6 +29,7 @@ from vane_dagster.sources.planned_read import read_planned
         ({"url": "lake/{day}"}, "unknown placeholder {day}"),
         ({"url": "t", "filter": "n >"}, "is not valid SQL"),
         ({"url": "t", "columns": "n"}, "expected a list of names"),
+        ({"url": "t", "version": "5"}, "expected the number of a version, or a time"),
     ],
 )
 def test_a_declaration_that_does_not_fit(given, words):
@@ -62,6 +63,11 @@ def write(folder: Path, **more: Any) -> Path:
 
 def listing(table: Path, **given: Any) -> Any:
     return vd.delta(str(table), **given).list_files([None], "here")[None]
+
+
+@pytest.mark.parametrize("time", ["2200-01-31", "2200-01-31T18:00", "2200-01-31 18:00:00+02:00"])
+def test_a_version_by_its_time(time, tmp_path):
+    assert len(listing(write(tmp_path), version=time)) == 1
 
 
 def test_column_mapping_is_refused(tmp_path):
