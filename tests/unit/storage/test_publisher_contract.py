@@ -17,7 +17,8 @@ import lance
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Field, write_deltalake
+from deltalake.schema import PrimitiveType
 from lance.commit import CommitConflictError
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.types import StringType
@@ -149,6 +150,20 @@ def test_a_table_with_other_columns_or_partitions_is_refused(published):
     whole = type(publisher)(replace(publisher._declared, partition_column=None), None)
     with pytest.raises(SchemaError, match=r"is partitioned by .*expected \[\]|column 'key' is no"):
         whole.check(made.schema, "here")
+
+
+@pytest.mark.parametrize("published", [("delta", None)], indirect=True)
+def test_a_delta_table_is_changed_as_its_refusal_says(published):
+    published.publish("p", {"a": [1]})
+    publisher, wider = published.publisher("p"), pa.schema([("id", pa.string())])
+    with pytest.raises(SchemaError, match=r"\(write_deltalake with schema_mode='overwrite'"):
+        publisher.check(wider, "here")
+    table = pa.table({"id": ["1"], "key": ["p"]})
+    given = {"mode": "overwrite", "schema_mode": "overwrite", "partition_by": ["key"]}
+    write_deltalake(publisher.target.url, table, **given)
+    publisher.check(wider, "here")
+    DeltaTable(publisher.target.url).alter.add_columns(Field("n", PrimitiveType("long")))
+    publisher.check(wider.append(pa.field("n", pa.int64())), "here")
 
 
 @pytest.mark.parametrize("published", [("parquet", None)], indirect=True)

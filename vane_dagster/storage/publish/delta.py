@@ -34,7 +34,7 @@ class DeltaPublisher(TablePublisher):
 
     format = "delta"
     label = "Delta table"
-    altered_by = "deltalake's table.alter"
+    altered_by = "write_deltalake with schema_mode='overwrite', or to add columns table.alter"
 
     @classmethod
     def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
