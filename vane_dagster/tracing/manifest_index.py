@@ -59,6 +59,8 @@ Wanted = dict[int, dict[Any, Sequence[Any] | None]]
 
 _MESSAGES = 240
 """Characters of a prompt's messages that are shown."""
+_NAMED = 3
+"""Partitions that an error names: the key of each is in its manifest."""
 _READ_AS_RECORDED: Mapping[str, Callable[..., Source]] = {
     each.kind: each for each in (DeltaSource, FilesSource, ImagesSource, LanceSource)
 }
@@ -292,9 +294,11 @@ class ManifestIndex:
 
     def _never(self, stage: str) -> str:
         label = self.label(stage)
-        folders = [*self.store.latest_of_all(self.pipeline, stage)]
-        has = f"it has {count(len(folders), 'partition')}: {names(reversed(folders), 3)}"
-        if self.partition is None and folders:
+        places = sorted(self.store.latest_of_all(self.pipeline, stage).items(), reverse=True)
+        opened = [self.store.opened(self.pipeline, stage, f, str(n)) for f, n in places[:_NAMED]]
+        keys = [*(each.partition for each in opened), *places[_NAMED:]]
+        has = f"it has {count(len(keys), 'partition')}: {names(keys, _NAMED)}"
+        if self.partition is None and keys:
             return f"{label!r} is partitioned: name one with --partition, or partition=; {has}"
         return (
             f"{label!r} was never materialized for partition {self.partition!r} into "

@@ -19,6 +19,7 @@ import vane_dagster as vd
 from support import prompts
 from support.data import write_source
 from support.in_process import compute
+from support.manifests import manifest
 from support.snapshots import Snapshot
 from vane_dagster.cli.main import main
 from vane_dagster.storage.filesystem import StoragePath
@@ -348,6 +349,16 @@ def test_merged_files_of_a_publication(tmp_path):
 def test_what_is_not_there(traced, stage, id, partition, forward, message):
     with pytest.raises(vd.errors.TraceError, match=message):
         trace(traced, stage, id, partition, forward=forward)
+
+
+def test_partitions_are_named_by_their_keys(tmp_path):
+    store = Store(StoragePath(str(tmp_path)))
+    for key in ("2026-01-02|eu", "2026-01-02|us"):
+        store.commit(manifest(partition=key))
+    with pytest.raises(
+        vd.errors.TraceError, match=r"2 partitions: '2026-01-02\|us', '2026-01-02\|eu'"
+    ):
+        vd.trace("docs/s", 1, store=str(tmp_path))
 
 
 def test_a_trace_goes_on_in_the_pipeline_whose_rows_are_the_source(changing):
