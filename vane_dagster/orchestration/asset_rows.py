@@ -68,8 +68,8 @@ def _input_partitions(context: dg.InputContext) -> tuple[Sequence[str | None] | 
     """
     if not context.has_asset_partitions:
         return None, False
-    keys, step = _partitions(context), context.step_context
-    if step.assets_def is None or step.assets_def.keys or step.assets_def.partitions_def:
+    keys, step = _partitions(context), context._step_context  # None in `load_asset_value`
+    if not step or not step.assets_def or step.assets_def.keys or step.assets_def.partitions_def:
         return keys, False
     if step.has_partitions and {*(edges := step.partition_key_range)} <= {*keys}:
         with dg.partition_loading_context(dynamic_partitions_store=step.instance):
@@ -86,8 +86,8 @@ def _partitions(context: dg.InputContext | dg.OutputContext) -> Sequence[str | N
     keys = list(context.asset_partition_keys)
     if len(keys) == 1:
         return keys
-    order = DagsterOrder(context.asset_partitions_def, context.step_context.instance)
-    return order.sorted(keys)
+    holder = context if isinstance(context, dg.InputContext) else context.step_context
+    return DagsterOrder(context.asset_partitions_def, holder.instance).sorted(keys)
 
 
 def _by_partition(context: dg.OutputContext, obj: Any, label: str) -> dict[str | None, Any]:

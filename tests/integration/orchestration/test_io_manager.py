@@ -96,6 +96,12 @@ def test_ordinary_assets_take_stages_by_their_annotations(store, local, ray_data
     assert read.column_names == ["m"]
     assert values(read) == [10 * n + 1 for n in range(9)]
 
+    # Outside of a run, as Dagster loads an asset's value.
+    definitions = dg.Definitions([stages], resources=resources)
+    key = docs["more"].key
+    assert values(definitions.load_asset_value(key, partition_key="c / ü")) == [61, 71, 81]
+    assert values(definitions.load_asset_value(key)) == [10 * n + 1 for n in range(9)]
+
     # Ray Data comes in and goes out. It is executed once, which takes longer than all before.
     def copied(more: Any) -> Any:
         assert isinstance(more, ray_data.Dataset)
