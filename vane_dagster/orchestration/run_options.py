@@ -17,7 +17,7 @@ class RunOptions(dg.Config):
         default=False,
         description=(
             "Compute the selected stages again, whatever the store holds. Later runs copy no older "
-            "results. If the run fails, Dagster's automatic retries resume it."
+            "results. Dagster's automatic retries and a re-execution from failure resume the run."
         ),
     )
     retry_quarantined: bool = Field(

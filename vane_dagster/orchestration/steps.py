@@ -37,7 +37,8 @@ def materialize_step(
     store: FragmentStore,
 ) -> Iterator[Any]:
     """Materialize the selected stages of a pipeline."""
-    if _RETRY_TAG in context.run.tags:  # an automatic retry of a run is another attempt of it
+    # An automatic retry and a re-execution from failure are further attempts of a run.
+    if _RETRY_TAG in context.run.tags or context.run.is_resume_retry:
         first = config.continues or context.run.tags.get(_ROOT_TAG)
         config = config.model_copy(update={"continues": first})
     with errors_masked():

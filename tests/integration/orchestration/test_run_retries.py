@@ -36,7 +36,11 @@ def docs(tmp_path: Path) -> vd.Pipeline:
     return pipeline
 
 
-def test_an_automatic_retry_of_a_forced_run_resumes_it(docs, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("tag", "value"), [("dagster/retry_number", "1"), ("dagster/is_resume_retry", "true")]
+)
+def test_a_retry_of_a_forced_run_resumes_it(tag, value, docs, tmp_path, monkeypatch):
+    """An automatic one, or a re-execution from failure."""
     notes, run = tmp_path / "notes", materializing(tmp_path)
     monkeypatch.setenv("NOTES", str(notes))
 
@@ -51,7 +55,7 @@ def test_an_automatic_retry_of_a_forced_run_resumes_it(docs, tmp_path, monkeypat
     first, called = forced()
     assert (first.success, called) == (False, [*range(ROWS)])
     monkeypatch.delenv("IS_DOWN")
-    tags = {"dagster/retry_number": "1", "dagster/root_run_id": first.dagster_run.run_id}
+    tags = {tag: value, "dagster/root_run_id": first.dagster_run.run_id}
     assert forced(tags=tags)[1] == [ROWS - 2, ROWS - 1], "the fragment that failed"
     assert forced(tags=tags)[1] == [], "it is done"
     assert forced()[1] == [*range(ROWS)], "another run"
