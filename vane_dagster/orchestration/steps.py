@@ -25,6 +25,7 @@ from vane_dagster.orchestration.run_options import RunOptions
 from vane_dagster.orchestration.source_asset import observe
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
+from vane_dagster.sources.stored import StoredSource
 
 _RETRY_TAG, _ROOT_TAG = "dagster/retry_number", "dagster/root_run_id"
 
@@ -50,6 +51,7 @@ def materialize_step(
                 "the keys that build_assets() gives, under which the store keeps the rows. Leave "
                 "out key_prefix, and rename the pipeline instead"
             )
+        _check_source(context, pipeline)
         opened = store.open()
         before = DagsterOrder(pipeline.partitions_def, context.instance).before
         run = RunContext(
@@ -97,6 +99,21 @@ def observe_step(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Itera
     except VaneError as error:
         raise dg.Failure(description=str(error)) from without_secrets(error).__cause__
     yield dg.ObserveResult(asset_key=stage_key(pipeline, SOURCE), metadata=LOGGED_ALREADY)
+
+
+def _check_source(context: dg.AssetExecutionContext, pipeline: Pipeline) -> None:
+    """Refuse an asset as source whose keys name other time windows than the pipeline's."""
+    key, graph = stage_key(pipeline, SOURCE), context.job_def.asset_layer.asset_graph
+    if not isinstance(pipeline.source, StoredSource) or not graph.has(key):
+        return
+    own, other = pipeline.partitions_def, graph.get(key).partitions_def
+    if len({getattr(each, "cron_schedule", None) for each in (own, other)} - {None}) > 1:
+        raise dg.Failure(
+            f"pipeline {pipeline.name!r} has partitions ({own}) unlike its source, asset "
+            f"{key.to_user_string()!r} ({other}). A partition reads the one with the same key: "
+            "give both the same partitions_def",
+            allow_retries=False,
+        )
 
 
 def _partitions(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Sequence[str | None]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vane_dagster._keywords import known_keywords
-from vane_dagster.errors import DefinitionError, SourceError, described
+from vane_dagster.errors import DefinitionError, SourceError, described, names
 from vane_dagster.sources.base import FragmentRule, Listed, Source, SourceTable
 from vane_dagster.sources.file_source import asset_path
 from vane_dagster.sources.in_store import InStore
@@ -49,7 +49,11 @@ class StoredSource(ParquetFiles, InStore):
     ) -> Mapping[str | None, Listed]:
         """List the files of the manifests in force."""
         store, is_whole = self.bound, list(partitions) == [None]
-        in_force = find(store, self.asset.split("/"), None if is_whole else partitions)
+        path = self.asset.split("/")
+        in_force = find(store, path, None if is_whole else partitions)
+        others = {} if in_force or is_whole else find(store, path, None)
+        has = "it as a whole" if None in others else f"partitions {names(sorted(map(str, others)))}"
+        hint = f". It has {has}, but a partition reads the one with the same key" if others else ""
 
         groups: dict[str | None, list[Manifest]]
         groups = (
@@ -61,7 +65,8 @@ class StoredSource(ParquetFiles, InStore):
             if not manifests:
                 return SourceError(
                     f"{location}: asset {self.asset!r} was never materialized into "
-                    f"{store.root.url!r}{_where(partition)}; materialize it first, with this store"
+                    f"{store.root.url!r}{_where(partition)}; materialize it first, with this store "
+                    f"as its IO manager{hint}"
                 )
             try:
                 return tuple(file for m in manifests for file in _files(store, m))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import dagster as dg
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -80,3 +81,25 @@ def test_kinds_of_partitions(partitions_def, place, keys, tmp_path, local, mater
         nowhere = materialize(docs, local, instance=instance, raises=False)
         assert "the run has no partition; choose" in failure(nowhere)
     assert len(list((tmp_path / "out").iterdir())) == 2, "a key is one folder"
+
+
+def test_a_source_with_other_time_windows_is_refused(local, tmp_path):
+    """Some of its keys are those of the pipeline's partitions, with a part of their rows."""
+    weeks = dg.WeeklyPartitionsDefinition("2026-01-04")
+
+    @dg.asset(partitions_def=DAYS, io_manager_key="store")
+    def raw() -> pa.Table:
+        return pa.table({"id": [1]})
+
+    resources = {"compute": local, "store": vd.FragmentStore(root=str(tmp_path))}
+    for source in (raw, vd.stored("raw")):
+        docs = vd.Pipeline("docs", source=source, id="id", partitions_def=weeks)
+        docs.project("clean", ["id"])
+        result = dg.materialize(
+            [raw, docs.build_assets()],
+            selection=["docs/clean"],
+            partition_key="2026-01-04",
+            resources=resources,
+            raise_on_error=False,
+        )
+        assert "unlike its source, asset 'raw' (Daily, starting 2026-01-01" in failure(result)

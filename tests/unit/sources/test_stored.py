@@ -68,6 +68,14 @@ def test_partitions_are_read_by_their_keys_or_all_together(store):
     assert "asset 'raw' was never materialized" in str(error)
     assert f"in partition {KEYS[0]!r}; materialize it first, with this store" in str(error)
 
+    # A partition reads no other one, and nothing that has no partitions.
+    keep(store, "whole", None, rows(5))
+    for asset, has in (("raw", f"partitions '{KEYS[2]}', '{KEYS[1]}'"), ("whole", "it as a whole")):
+        single = dg.StaticPartitionsDefinition([KEYS[0]])
+        over_it = over(vd.stored(asset), partitions_def=single)
+        (error,) = plan_run(over_it, STAGES, [KEYS[0]], store).failed.values()
+        assert f"as its IO manager. It has {has}, but a partition reads the one" in str(error)
+
     # A part that no manifest names is none of its rows.
     file = next(Path(store.root.path).rglob("*.parquet"))
     (file.parent / f"{'a' * 40}-{'b' * 16}.parquet").write_bytes(file.read_bytes())
