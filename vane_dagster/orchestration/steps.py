@@ -51,6 +51,12 @@ def materialize_step(
                 "the keys that build_assets() gives, under which the store keeps the rows. Leave "
                 "out key_prefix, and rename the pipeline instead"
             )
+        if not isinstance(store, FragmentStore):
+            raise dg.Failure(
+                f"resource 'store' is a {type(store).__name__}; expected vd.FragmentStore(...). "
+                "In a test, use dg.materialize: materialize_to_memory replaces the store",
+                allow_retries=False,
+            )
         _check_source(context, pipeline)
         opened = store.open()
         before = DagsterOrder(pipeline.partitions_def, context.instance).before

@@ -255,3 +255,10 @@ def test_checks_without_partitions_get_those_of_the_run(partitions_def, keys, st
         assert run(only, keys[2], keys[2]) == [2]
         with pytest.raises(vd.errors.StoreError, match="was never materialized"):
             run(only, keys[2], keys[3])
+
+
+def test_another_resource_is_no_store() -> None:
+    docs = vd.Pipeline("docs", source=vd.table([{"id": 1}]), id="id")
+    docs.project("clean", ["id"])
+    with pytest.raises(dg.Failure, match=r"'store' is a \w+; expected vd.FragmentStore.*replaces"):
+        dg.materialize_to_memory([docs.build_assets()], resources={"compute": vd.LocalCompute()})
