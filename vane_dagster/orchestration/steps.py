@@ -27,7 +27,7 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources.stored import StoredSource
 
-_RETRY_TAG, _ROOT_TAG = "dagster/retry_number", "dagster/root_run_id"
+_RETRY_TAG, _PARENT_TAG = "dagster/retry_number", "dagster/parent_run_id"
 
 
 def materialize_step(
@@ -38,9 +38,7 @@ def materialize_step(
     store: FragmentStore,
 ) -> Iterator[Any]:
     """Materialize the selected stages of a pipeline."""
-    # An automatic retry and a re-execution from failure are further attempts of a run.
-    if _RETRY_TAG in context.run.tags or context.run.is_resume_retry:
-        first = config.continues or context.run.tags.get(_ROOT_TAG)
+    if first := config.continues or _first_attempt(context):
         config = config.model_copy(update={"continues": first})
     with errors_masked():
         drop_planned_checks(context)
@@ -105,6 +103,19 @@ def observe_step(context: dg.AssetExecutionContext, pipeline: Pipeline) -> Itera
     except VaneError as error:
         raise dg.Failure(description=str(error)) from without_secrets(error).__cause__
     yield dg.ObserveResult(asset_key=stage_key(pipeline, SOURCE), metadata=LOGGED_ALREADY)
+
+
+def _first_attempt(context: dg.AssetExecutionContext) -> str | None:
+    """Return the run of which this is an automatic retry, or a re-execution from failure.
+
+    The root of the run is no attempt of it if it was re-executed as a whole in between.
+    """
+    run: dg.DagsterRun | None = context.run
+    first = None
+    while run is not None and (_RETRY_TAG in run.tags or run.is_resume_retry):
+        first = run.tags.get(_PARENT_TAG)
+        run = context.instance.get_run_by_id(first) if first else None
+    return first
 
 
 def _check_source(context: dg.AssetExecutionContext, pipeline: Pipeline) -> None:

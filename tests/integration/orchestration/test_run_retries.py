@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import dagster as dg
@@ -36,18 +37,24 @@ def docs(tmp_path: Path) -> vd.Pipeline:
     return pipeline
 
 
+@pytest.fixture
+def instance() -> Iterator[dg.DagsterInstance]:
+    with dg.DagsterInstance.ephemeral() as instance:
+        yield instance
+
+
 @pytest.mark.parametrize(
     ("tag", "value"), [("dagster/retry_number", "1"), ("dagster/is_resume_retry", "true")]
 )
-def test_a_retry_of_a_forced_run_resumes_it(tag, value, docs, tmp_path, monkeypatch):
+def test_a_retry_of_a_forced_run_resumes_it(tag, value, docs, instance, tmp_path, monkeypatch):
     """An automatic one, or a re-execution from failure."""
     notes, run = tmp_path / "notes", materializing(tmp_path)
     monkeypatch.setenv("NOTES", str(notes))
 
     def forced(**given):
         notes.write_text("")
-        config = {"force": True}
-        result = run(docs, InProcessCompute(), config=config, raises=False, **given)
+        given |= {"config": {"force": True}, "raises": False, "instance": instance}
+        result = run(docs, InProcessCompute(), **given)
         return result, sorted(map(int, notes.read_text().split()))
 
     assert run(docs, InProcessCompute()).success
@@ -55,10 +62,19 @@ def test_a_retry_of_a_forced_run_resumes_it(tag, value, docs, tmp_path, monkeypa
     first, called = forced()
     assert (first.success, called) == (False, [*range(ROWS)])
     monkeypatch.delenv("IS_DOWN")
-    tags = {tag: value, "dagster/root_run_id": first.dagster_run.run_id}
-    assert forced(tags=tags)[1] == [ROWS - 2, ROWS - 1], "the fragment that failed"
-    assert forced(tags=tags)[1] == [], "it is done"
-    assert forced()[1] == [*range(ROWS)], "another run"
+
+    def retried(run: str):
+        root = {"dagster/root_run_id": first.dagster_run.run_id}
+        return forced(tags={tag: value, "dagster/parent_run_id": run, **root})
+
+    second, called = retried(first.dagster_run.run_id)
+    assert called == [ROWS - 2, ROWS - 1], "the fragment that failed"
+    assert retried(second.dagster_run.run_id)[1] == [], "it is done"
+    again, called = forced(tags={"dagster/root_run_id": first.dagster_run.run_id})
+    assert called == [*range(ROWS)], "another run"
+    assert retried(again.dagster_run.run_id)[1] == [], (
+        "the attempt that it repeats is not the first"
+    )
 
 
 def test_a_cancelled_run_leaves_no_planned_checks(docs, tmp_path, monkeypatch):
