@@ -170,7 +170,7 @@ class RunState:
             condemned = self.store.condemned(self.pipeline.name, stage)
             place = self.store, self.pipeline, stage, partition.key
             parts, known = StoredParts(*place, manifest, condemned), self.parts[index, stage]
-            stored[stage] = parts.find([[partition.stages[stage].keys]], known=known).parts
+            stored[stage] = parts.find([partition.stages[stage].keys], known=known)
             for text in parts.warnings:
                 self.emit(Noticed(text))
         return stored

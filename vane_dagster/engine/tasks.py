@@ -375,7 +375,6 @@ class WorkBuilder:
     def _target(self, task: Task) -> PartTarget:
         spec, partition, index = task.spec, self._partition(task), task.run.index
         plan = partition.stages[task.stage]
-        salt = secrets.token_hex(8) if index in plan.leaving else None
         folder = self._state.store.parts(self._pipeline.name, task.stage, partition.key)
         compression = None
         if publisher := spec.publisher(partition.key):
@@ -384,8 +383,8 @@ class WorkBuilder:
         id = self._pipeline[task.stage].id
         sums = {} if (usage := spec.usage) is None else usage.sums
         above = input_id(self._pipeline, task.stage)
-        made = (sums, self._plan.definitions.get(task.stage, ""), above)
-        return PartTarget(folder, plan.keys[index], id, measured, compression, salt, *made)
+        made = {"definition": self._plan.definitions.get(task.stage, ""), "input_id": above}
+        return PartTarget(folder, plan.keys[index], id, measured, compression, sums=sums, **made)
 
     def _input(self, task: Task, upstream: str, position: int) -> tuple[Rows, list[Any]]:
         """The rows that a stage reads, from memory if they are there.

@@ -46,14 +46,13 @@ class StagePlan:
 
     Attributes:
         digest: Digest of everything that the partition's rows are computed from.
-        generation: Of the keys of what the run computes; see `storage.manifest.raised`.
         done: The manifest in force if it has this digest; nothing is computed then.
         keys: A fragment key for each fragment; empty if the whole partition is done.
         parts: Stored parts, by fragment index.
-        leaving: Indexes of fragments with a part that the store is about to delete.
-        generations: The generation, and earlier ones that keys of parts are made of.
+        generations: The generation of the keys of what the run computes, and earlier ones whose
+            parts it uses; see `storage.manifest.raised`.
         given_up: How many runs gave the partition up since the manifest in force, because of the
-            stage's failed rows. These are then computed again.
+            stage's failed rows, which are then computed again; and how often parts were lost.
         set_aside: Other parts with rows that may be copied: of runs that gave the partition up, and
             of former previews.
         former: The manifest that was in force when the plan was made.
@@ -66,12 +65,10 @@ class StagePlan:
     """
 
     digest: str
-    generation: str
+    generations: tuple[str, ...]
     done: ManifestName | None
     keys: tuple[str, ...] = ()
     parts: Mapping[int, Part] = field(default_factory=dict)
-    leaving: frozenset[int] = frozenset()
-    generations: tuple[str, ...] = ()
     given_up: int = 0
     set_aside: tuple[Part, ...] = ()
     former: ManifestName | None = None
@@ -81,6 +78,11 @@ class StagePlan:
     row_floor: int | None = 0
     causes: Causes = field(default_factory=Counter)
     undone: tuple[str, ...] = ()
+
+    @property
+    def generation(self) -> str:
+        """The generation of what the run computes."""
+        return self.generations[0]
 
     @property
     def missing(self) -> tuple[int, ...]:

@@ -156,7 +156,8 @@ class _Planner:
                 f"{self.location}: its results in this store are of another source ({last}). If "
                 "that is another pipeline, rename one of the two"
             )
-        self.lost = set[tuple[str | None, str]]()  # partitions and stages with lost parts
+        # How often a partition's stage was planned again, because a new part's key was taken.
+        self.lost = Counter[tuple[str | None, str]]()
         self.names: dict[str, Sequence[str]] = {}
 
     @property
@@ -243,34 +244,33 @@ class _Planner:
             # Once an adoption was undone, all parts of the stage are looked up again.
             undone = tuple(each.name for each in self.adopted[stage].undone)
             given = (*undone, *upstream)
-            base = generation = in_force.generation if in_force else FIRST_GENERATION
+            base = in_force.generation if in_force else FIRST_GENERATION
             made = self._plans(stage, base, given)
             is_done = in_force and in_force.plan in made and not in_force.unfinished
             is_done = is_done and self._is_published(key, stage)
+            lost = self.lost[key, stage]
             given_up = 0 if is_done else self._times_given_up(key, stage, in_force)
             former = self._in_force(key, stage) if self.retry else None
             has_failed_rows = former is not None and any(part.faults for part in former.parts)
             again = self._is_forced(stage) or has_failed_rows
+            attempts = _attempts(base, in_force, given_up + lost)
             if again or (self.retry and not is_done):
-                generation = raised(base, self.run_id, again)
-            elif given_up:
-                generation = self._after(base, in_force, given_up)
-            elif (key, stage) in self.lost:  # any run that finds this resumes one that was killed
-                generation = raised(base, str(in_force), again=False)
-            done = in_force if is_done and generation == base else None
-            known[stage] = done.plan if done else self._plans(stage, generation, given)[0]
+                own = _attempts(raised(base, self.run_id, again), in_force, lost)
+                attempts = own if self._is_forced(stage) else [*own, *attempts]
+            done = in_force if is_done and attempts[0] == base else None
+            known[stage] = done.plan if done else self._plans(stage, attempts[0], given)[0]
             plans[stage] = StagePlan(
-                known[stage], generation, done, given_up=given_up, former=in_force, undone=undone
+                digest=known[stage],
+                generations=tuple(dict.fromkeys(attempts)),
+                done=done,
+                given_up=given_up + lost,
+                former=in_force,
+                undone=undone,
             )
         return plans
 
     def _times_given_up(self, key: str | None, stage: str, in_force: ManifestName | None) -> int:
         return times_given_up(self._failed_files(stage).get(partition_folder(key), ()), in_force)
-
-    @staticmethod
-    def _after(base: str, in_force: ManifestName | None, given_up: int) -> str:
-        """Return the generation after so many runs that gave a partition up."""
-        return raised(base, f"{in_force} {given_up}", again=False) if given_up else base
 
     def _is_published(self, key: str | None, stage: str) -> bool:
         """Whether a target has what this store has published there of a stage, if anything."""
@@ -347,22 +347,29 @@ class _Planner:
             upstream = [keys[u] for u in above]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
             rows = self._row_definitions(stage, schemas)
-            named = self._named(stage, plan, in_force, upstream)
+            names, generations = self.names[stage], plan.generations
+            if self._is_forced(stage):  # not written under the name of another definition
+                names = names[:1]
+            elif in_force:
+                generations = tuple(dict.fromkeys((*generations, *in_force.generations)))
+            candidates = [fragment_keys(n, g, upstream) for g in generations for n in names]
+            retry = self.retry or plan.given_up > self.lost[key, stage]
             try:
                 stored = StoredParts(store, self.pipeline, stage, key, in_force, condemned)
-                found = stored.find([*named.values()], self.retry or plan.given_up > 0)
+                parts = stored.find(candidates, retry)
                 searches = stage in given_up and bool(rows.get("row_definition"))
-                set_aside = stored.others(found.parts.values()) if searches else ()
+                set_aside = stored.others(parts.values()) if searches else ()
             except StoreError as error:
                 place = f"stage '{self.pipeline.name}/{stage}'{in_partition(key)}"
                 raise StoreError(f"{place}: {error}") from error
             self.warnings[key] += stored.warnings
-            keys[stage], parts, leaving = found
-            lacking = [index for index in range(len(fragments)) if index not in parts]
-            if self._has_lost(stage, plan, in_force, named, lacking, leaving):
-                self.lost.add((key, stage))
+            if any(i not in parts and stored.has(own) for i, own in enumerate(candidates[0])):
+                self.lost[key, stage] += 1  # what is computed gets other keys
                 self.warnings[key].clear()
                 return self.plan(key)
+            keys[stage] = tuple(
+                parts[i].info.key if i in parts else own for i, own in enumerate(candidates[0])
+            )
             publisher = self.pipeline[stage].spec.publisher(key)
             there = [p for p in parts.values() if not publisher or p.folder == publisher.target]
             done = plan.done if len(there) == len(fragments) else None  # some parts were deleted
@@ -378,60 +385,12 @@ class _Planner:
                 keys=keys[stage],
                 parts=parts,
                 done=done,
-                leaving=leaving,
                 set_aside=set_aside,
-                generations=tuple(
-                    each
-                    for each, of_names in named.items()
-                    if each == plan.generation
-                    or not set(itertools.chain(*of_names)).isdisjoint(keys[stage])
-                ),
+                generations=generations,
                 row_floor=in_force.row_floor if in_force else 0,
                 **rows,
             )
         return PartitionPlan(key, expanded, files, {}, fragments, inputs, input_names, schemas)
-
-    def _named(
-        self,
-        stage: str,
-        plan: StagePlan,
-        in_force: Manifest | None,
-        upstream: Sequence[Sequence[str]],
-    ) -> dict[str, list[tuple[str, ...]]]:
-        """Return the possible keys of a stage's parts, by generation; new parts get the first."""
-        names, generations = self.names[stage], [plan.generation]
-        if self._is_forced(stage):  # not written under the name of another definition
-            names = names[:1]
-        else:
-            base = in_force.generation if in_force else FIRST_GENERATION
-            generations += [self._after(base, plan.former, n) for n in range(plan.given_up, -1, -1)]
-            generations += in_force.generations if in_force else ()
-        return {
-            made_in: [fragment_keys(each, made_in, upstream) for each in names]
-            for made_in in dict.fromkeys(generations)
-        }
-
-    def _has_lost(
-        self,
-        stage: str,
-        plan: StagePlan,
-        in_force: Manifest | None,
-        named: Mapping[str, Sequence[Sequence[str]]],
-        lacking: Collection[int],
-        leaving: frozenset[int],
-    ) -> bool:
-        """Return whether results of the user's code are gone, or about to be deleted.
-
-        Those that the manifest in force names, or from which others may have been computed. In a
-        new generation, what is computed has other keys already.
-        """
-        base = in_force.generation if in_force else FIRST_GENERATION
-        if plan.generation != base or not self.pipeline[stage].spec.runs_udf:
-            return False
-        made = {part.key for part in in_force.parts} if in_force else set()
-        return not leaving.isdisjoint(lacking) or any(
-            keys[index] in made for keys in itertools.chain(*named.values()) for index in lacking
-        )
 
     def _causes(
         self,
@@ -450,7 +409,7 @@ class _Planner:
                 now = in_force.components
             if generation_number(plan.generation) > generation_number(in_force.generation):
                 why = self._raised_by(stage)
-            elif (in_force.partition, stage) in self.lost:
+            elif self.lost[in_force.partition, stage]:
                 why = LOST
             elif spec.publishes and in_force.plan == plan.digest:
                 why = f"{UNPUBLISHED} {spec.published_in.url}"
@@ -497,3 +456,9 @@ class _Planner:
                     publisher.check(stored[stage], location)
                     self._fitting.append((stage, stored[stage]))
         return stored
+
+
+def _attempts(generation: str, in_force: ManifestName | None, number: int) -> list[str]:
+    """Return a generation after so many attempts since a manifest, and after fewer of them."""
+    marks = [f"{in_force} {each}" for each in range(number, 0, -1)]
+    return [*(raised(generation, mark, again=False) for mark in marks), generation]

@@ -114,7 +114,7 @@ class _Preview:
             if name in computed:  # no other plan finds these parts
                 keys = tuple(secrets.token_hex(20) for _ in cuts)
             if keys:
-                made = replace(plan, done=None, former=None, keys=keys, leaving=frozenset())
+                made = replace(plan, done=None, former=None, keys=keys)
                 stages[name] = replace(made, parts=dict(enumerate(parts)))
         cut = PartitionPlan(
             key=partition.key,

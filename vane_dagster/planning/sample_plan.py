@@ -197,7 +197,7 @@ class _Sampler:
             files=tuple(manifest.files),
             listed=listed,
             fragments=fragments,
-            stages={stage: StagePlan(manifest.plan, manifest.generation, None, own_keys)},
+            stages={stage: StagePlan(manifest.plan, (manifest.generation,), None, own_keys)},
             inputs=few,
             schemas=schemas,
             sample=dict(enumerate(chosen.values())),

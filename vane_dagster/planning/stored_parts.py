@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
 
 from vane_dagster.errors import DamagedPartError
 from vane_dagster.pipeline.pipeline import Pipeline
@@ -16,25 +14,8 @@ from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.publish.base import STAGING
 from vane_dagster.storage.store import Store, read_part_info
 
-
-class _File(NamedTuple):
-    key: str
-    name: str
-    folder: StoragePath
-
-
-class Found(NamedTuple):
-    """What is stored of a plan's fragments.
-
-    Attributes:
-        keys: The key of each fragment. A fragment without a part has the key for new parts.
-        parts: The parts, by the fragment's index.
-        leaving: The indexes of fragments with a part of their key that is about to be deleted.
-    """
-
-    keys: tuple[str, ...]
-    parts: dict[int, Part]
-    leaving: frozenset[int]
+_File = tuple[str, StoragePath]
+"""The name of a part's file, and its folder."""
 
 
 class StoredParts:
@@ -82,57 +63,57 @@ class StoredParts:
 
     def find(
         self,
-        named: Sequence[Sequence[Sequence[str]]],
+        candidates: Sequence[Sequence[str]],
         retry: bool = False,
         known: Collection[int] = (),
-    ) -> Found:
-        """Find a part for each fragment, by the first of some keys.
+    ) -> dict[int, Part]:
+        """Find a part for each fragment, by the first of some keys; return them by index.
 
-        Keys and parts of the manifest in force come first. Of earlier generations only that
-        manifest may have parts with failed rows, unless these are to be computed again.
+        Keys and parts of the manifest in force come first. Of other keys than those for new parts,
+        only that manifest may have parts with failed rows, unless these are to be computed again.
 
         Args:
-            named: The keys of the fragments, by generation and definition: the one for new parts
-                first.
-            retry: Whether failed rows of earlier generations are computed again.
+            candidates: Keys of all fragments: first those for new parts, then others.
+            retry: Whether failed rows of parts with other keys are computed again.
             known: The fragments to skip.
         """
-        chosen, parts, in_force = [*named[0][0]], dict[int, Part](), self._in_force
-        own = {key for keys in named[0] for key in keys}
+        own, in_force = {*candidates[0]}, self._in_force
         if self._publisher:
-            self._published = self._publisher.parts(self._manifest, chosen, self._store)
+            self._published = self._publisher.parts(self._manifest, candidates[0], self._store)
 
-        def counts(key: str, part: PartInfo) -> bool:
-            return key in own or not part.faults or (part.name in in_force and not retry)
+        def counts(part: PartInfo) -> bool:
+            return part.key in own or not part.faults or (part.name in in_force and not retry)
 
-        keys_in_force = {part.key for part in in_force.values() if counts(part.key, part)}
+        keys_in_force = {part.key for part in in_force.values() if counts(part)}
 
-        def first(files: Sequence[_File]) -> tuple[str, Part] | None:
-            parts = ((file.key, self._read(file)) for file in files)
-            return next(((k, part) for k, part in parts if part and counts(k, part.info)), None)
+        def first(files: Sequence[_File]) -> Part | None:
+            read = (self._read(file) for file in files)
+            return next((part for part in read if part and counts(part.info)), None)
 
+        parts: dict[int, Part] = {}
         unread: dict[int, list[_File]] = {}
-        for index, keys in enumerate(zip(*itertools.chain(*named))):
+        for index, keys in enumerate(zip(*candidates)):
             # Stable: of keys with the same answer, the order stays.
             ranked = sorted(keys, key=lambda key: key not in keys_in_force)
             files = [] if index in known else [each for key in ranked for each in self._files(key)]
-            best = in_force.get(files[0].name) if files else None
-            if best and counts(files[0].key, best):
-                chosen[index], parts[index] = files[0].key, Part(files[0].folder, best)
+            best = in_force.get(files[0][0]) if files else None
+            if best and counts(best):
+                parts[index] = Part(files[0][1], best)
             elif files:
                 unread[index] = files
-        leaving = {i for i, key in enumerate(chosen) if i not in parts and self._leaves(key)}
-        for index, choice in zip(unread, in_threads(first, unread.values())):
-            if choice is not None:
-                chosen[index], parts[index] = choice
-                leaving |= {index} if self._leaves(chosen[index]) else set()
-        return Found(tuple(chosen), parts, frozenset(leaving))
+        found = zip(unread, in_threads(first, unread.values()))
+        return parts | {index: part for index, part in found if part}
+
+    def has(self, key: str) -> bool:
+        """Return whether a file has a key, or a part from which others may have been computed."""
+        lost = () if self._publisher else (part.key for part in self._in_force.values())
+        return key in self._existing or key in self._published or key in lost
 
     def others(self, parts: Collection[Part]) -> tuple[Part, ...]:
         """Return the other parts: neither among `parts` nor in the manifest in force."""
         taken = self._in_force.keys() | {part.info.name for part in parts}
         files = [each for key in self._existing for each in self._files(key)]
-        read = in_threads(self._read, [each for each in files if each.name not in taken])
+        read = in_threads(self._read, [each for each in files if each[0] not in taken])
         return tuple(part for part in read if part is not None)
 
     def _files(self, key: str) -> list[_File]:
@@ -142,27 +123,21 @@ class StoredParts:
             is_named = not (self._publisher or folder.is_read_only) and name in self._in_force
             if is_named or f"{self._label}/{name}" not in self._condemned:
                 files.setdefault(name, folder)
-        names = sorted(files, key=lambda name: name not in self._in_force)
-        return [_File(key, name, files[name]) for name in names]
-
-    def _leaves(self, key: str) -> bool:
-        """Return whether a file with a key is about to be deleted."""
-        present = {*self._published.get(key, {}), *self._existing.get(key, {})}
-        return len(self._files(key)) < len(present)
+        return sorted(files.items(), key=lambda file: file[0] not in self._in_force)
 
     def _read(self, file: _File) -> Part | None:
         """Read what a part says of itself; None if it is damaged or lacks a file beside it."""
+        name, folder = file
+        if part := self._in_force.get(name):
+            return Part(folder, part)
         try:
-            part = self._in_force.get(file.name) or read_part_info(file.folder, file.name)
+            part = read_part_info(folder, name)
         except DamagedPartError as error:
             self.warnings.append(f"{error}. It is computed again")
             return None
-        return Part(file.folder, part) if self._is_whole(file, part) else None
-
-    def _is_whole(self, file: _File, part: PartInfo) -> bool:
         # If two runs wrote the part at once, it names the files of one, the manifest the other's.
-        *beside, _ = part.files
-        return file.name in self._in_force or all(
-            name in self._names(file.folder) and f"{self._label}/{name}" not in self._condemned
-            for name in beside
+        is_whole = all(
+            each in self._names(folder) and f"{self._label}/{each}" not in self._condemned
+            for each in part.files[:-1]
         )
+        return Part(folder, part) if is_whole else None

@@ -303,7 +303,7 @@ class Wave:
 def _partition(stages: Sequence[str], number: int, fragments: int, mib: int) -> PartitionPlan:
     plans = {
         stage: StagePlan(
-            "digest", "0", None, tuple(f"{stage}{number}{i}" for i in range(fragments))
+            "digest", ("0",), None, tuple(f"{stage}{number}{i}" for i in range(fragments))
         )
         for stage in stages
     }

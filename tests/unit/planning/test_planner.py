@@ -281,6 +281,23 @@ def test_force_computes_again_once(tmp_path, store):
     assert all(s.done for s in plan(docs(tmp_path), store).partitions[0].stages.values())
 
 
+def test_a_forced_run_that_is_attempted_again_computes_what_was_lost_under_new_keys(
+    tmp_path, store
+):
+    source(tmp_path, {"a.parquet": 3, "b.parquet": 3})
+    settle(plan(docs(tmp_path), store), store)
+    forced = plan(docs(tmp_path), store, force=True)
+    settle(forced, store)
+    folder = store.parts("docs", "doubled", None)
+    lost = keys(forced)["doubled"][0]
+    folder.delete([name for name in folder.names() if name.startswith(lost)])
+    again = plan(docs(tmp_path), store, force=True, expand=True)
+    assert missing(again) == {"doubled": 1, "joined": 1, "out": 1}
+    assert lost not in keys(again)["doubled"]
+    settle(again, store)
+    assert missing(plan(docs(tmp_path), store, expand=True)) == {}
+
+
 def test_no_two_runs_share_what_they_compute_by_force(tmp_path, store):
     source(tmp_path, {"a.parquet": 3})
     settle(plan(docs(tmp_path), store), store)
