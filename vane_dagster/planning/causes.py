@@ -26,7 +26,6 @@ _MAX_SHOWN = 5
 
 def causes(
     former: Manifest | None,
-    plan: str,
     components: Sequence[Component],
     raised: str,
     files: Sequence[FileRecord],
@@ -38,7 +37,6 @@ def causes(
 
     Args:
         former: The manifest in force.
-        plan: Digest of the plan.
         components: What the stage's definition consists of.
         raised: What gives it another generation; empty if nothing does.
         files: The source files.
@@ -60,9 +58,7 @@ def causes(
         if then is None or then.plan != digest:
             counts[upstream_changed(stage)] = 1
     types = _changed_types(former.schema, schema) if SOURCE in former.reads else []
-    if not counts and former.plan == plan:
-        counts[LOST] = 1
-    elif not counts and [*former.undone] != [*undone]:
+    if not counts and [*former.undone] != [*undone]:
         counts["an adoption was undone"] = 1
     elif not counts:
         counts[f"the source's options{'' if types else ' or fragment_rows'} changed"] = 1

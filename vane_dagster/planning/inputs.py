@@ -34,33 +34,6 @@ def stages_between(pipeline: Pipeline, spec: StageSpec) -> list[str]:
     ]
 
 
-def require_same_versions(
-    pipeline: Pipeline,
-    stage: str,
-    key: str | None,
-    plans: Mapping[str, str],
-    made: Mapping[str, Manifest | None],
-) -> None:
-    """Verify that the stages between were made from the versions that a stage reads.
-
-    Args:
-        pipeline: The pipeline.
-        stage: The stage.
-        key: The partition.
-        plans: The plan digests of the stages between.
-        made: The manifests in force of those that this run does not compute.
-    """
-    for name, manifest in made.items():
-        for upstream in {*pipeline[name].spec.upstream} & plans.keys():
-            known = ManifestName.parse(manifest.upstream.get(upstream, "")) if manifest else None
-            if known is None or known.plan != plans[upstream]:
-                raise PlanError(
-                    f"pipeline {pipeline.name!r}{in_partition(key)}: {stage!r} reads records of "
-                    f"stages upstream of {name!r}, which was materialized from another version of "
-                    f"{upstream!r} and is not selected. Select it too"
-                )
-
-
 def require_inputs(
     pipeline: Pipeline,
     selected: Sequence[str],

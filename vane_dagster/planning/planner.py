@@ -27,7 +27,6 @@ from vane_dagster.planning.fragment_keys import fragment_keys
 from vane_dagster.planning.inputs import (
     agreed,
     require_inputs,
-    require_same_versions,
     stages_between,
     stages_read,
 )
@@ -252,11 +251,12 @@ class _Planner:
             given_up = 0 if is_done else self._times_given_up(key, stage, in_force)
             former = self._in_force(key, stage) if self.retry else None
             has_failed_rows = former is not None and any(part.faults for part in former.parts)
-            again = self._is_forced(stage) or has_failed_rows
+            forced = bool(self._forced_by(stage))
+            again = forced or has_failed_rows
             attempts = _attempts(base, in_force, given_up + lost)
             if again or (self.retry and not is_done):
                 own = _attempts(raised(base, self.run_id, again), in_force, lost)
-                attempts = own if self._is_forced(stage) else [*own, *attempts]
+                attempts = own if forced else [*own, *attempts]
             done = in_force if is_done and attempts[0] == base else None
             known[stage] = done.plan if done else self._plans(stage, attempts[0], given)[0]
             plans[stage] = StagePlan(
@@ -286,14 +286,10 @@ class _Planner:
         """Return the digests that a plan of a stage has, by each of its names."""
         return [digest(name, generation, *given)[:32] for name in self.names[stage]]
 
-    def _is_forced(self, stage: str) -> bool:
-        """Return whether a stage is computed whatever the store holds."""
-        return self.force or self.pipeline[stage].spec.reuse.mode == "none"
-
-    def _raised_by(self, stage: str) -> str:
-        """Return what raises a stage's generation: what it declares, or an option of the run."""
+    def _forced_by(self, stage: str) -> str:
+        """Return why a stage is computed whatever the store holds; empty if it is not."""
         is_always = self.pipeline[stage].spec.reuse.mode == "none"
-        return ALWAYS if is_always else FORCED if self.force else RETRIED
+        return ALWAYS if is_always else FORCED if self.force else ""
 
     def _in_force(self, key: str | None, stage: str) -> Manifest | None:
         name = self.latest[stage].get(key)
@@ -301,10 +297,8 @@ class _Planner:
 
     def _reconciled(self, key: str | None, files: tuple[FileRecord, ...]) -> tuple[FileRecord, ...]:
         """Return the files; those touched but unchanged, as recorded by the manifests in force."""
-        before: list[FileRecord] = []
-        for stage in (*self.inputs, *self.heads):
-            if name := self.latest[stage].get(key):
-                before += self.store.read(self.pipeline.name, stage, key, name).files
+        made = [self._in_force(key, stage) for stage in (*self.inputs, *self.heads)]
+        before = (file for manifest in made if manifest for file in manifest.files)
         return reconcile(files, before, self.source)
 
     def _expand(
@@ -340,15 +334,14 @@ class _Planner:
         versions = {s: plan.digest for s, plan in stages.items()}
         versions |= {s: each.plan for s, each in input_names.items()}
         expanded: dict[str, StagePlan] = {}
-        given_up = set[str]()  # stages that were, and those downstream of them
+        was_given_up = any(plan.given_up for plan in stages.values())
         for stage, plan in stages.items():
             above = self.pipeline[stage].spec.upstream
-            given_up |= {stage} if plan.given_up or given_up.intersection(above) else set()
             upstream = [keys[u] for u in above]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
             rows = self._row_definitions(stage, schemas)
             names, generations = self.names[stage], plan.generations
-            if self._is_forced(stage):  # not written under the name of another definition
+            if self._forced_by(stage):  # not written under the name of another definition
                 names = names[:1]
             elif in_force:
                 generations = tuple(dict.fromkeys((*generations, *in_force.generations)))
@@ -357,7 +350,8 @@ class _Planner:
             try:
                 stored = StoredParts(store, self.pipeline, stage, key, in_force, condemned)
                 parts = stored.find(candidates, retry)
-                searches = stage in given_up and bool(rows.get("row_definition"))
+                searches = was_given_up and len(parts) < len(fragments)
+                searches = searches and bool(rows.get("row_definition"))
                 set_aside = stored.others(parts.values()) if searches else ()
             except StoreError as error:
                 place = f"stage '{self.pipeline.name}/{stage}'{in_partition(key)}"
@@ -408,21 +402,32 @@ class _Planner:
             if in_force.definition in self.adopted[stage].equals(self.definitions[stage]):
                 now = in_force.components
             if generation_number(plan.generation) > generation_number(in_force.generation):
-                why = self._raised_by(stage)
+                why = self._forced_by(stage) or RETRIED
             elif self.lost[in_force.partition, stage]:
                 why = LOST
             elif spec.publishes and in_force.plan == plan.digest:
                 why = f"{UNPUBLISHED} {spec.published_in.url}"
-        return causes(in_force, plan.digest, now, why, files, read, plan.undone, schema)
+        return causes(in_force, now, why, files, read, plan.undone, schema)
 
     def _require_same_versions(
         self, stage: str, key: str | None, stages: Mapping[str, StagePlan]
     ) -> None:
+        """Verify that stages between that are not selected were made from what a stage reads."""
         between = self.between[stage]
-        plans = {s: stages[s].digest for s in between if s in stages}
         others = {s: self._in_force(key, s) for s in between if s not in stages}
-        plans |= {s: manifest.plan if manifest else "" for s, manifest in others.items()}
-        require_same_versions(self.pipeline, stage, key, plans, others)
+        plans = {s: manifest.plan if manifest else "" for s, manifest in others.items()}
+        plans |= {s: stages[s].digest for s in between if s in stages}
+        for name, manifest in others.items():
+            for upstream in {*self.pipeline[name].spec.upstream} & plans.keys():
+                known = (
+                    ManifestName.parse(manifest.upstream.get(upstream, "")) if manifest else None
+                )
+                if known is None or known.plan != plans[upstream]:
+                    raise PlanError(
+                        f"{self.location}{in_partition(key)}: {stage!r} reads records of stages "
+                        f"upstream of {name!r}, which was materialized from another version of "
+                        f"{upstream!r} and is not selected. Select it too"
+                    )
 
     def _row_definitions(self, stage: str, schemas: Mapping[str, pa.Schema]) -> dict[str, Any]:
         """Return what determines a stage's output for a row; empty if its rows have no keys."""
