@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -23,7 +22,6 @@ from vane_dagster.storage.adoptions import latest
 from vane_dagster.storage.definition_texts import differences, read_texts
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo
-from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.store import Store
 
 Interval = tuple[float, float]
@@ -31,8 +29,6 @@ Interval = tuple[float, float]
 Known = Literal["exact", "at_most", "about", "unknown"]
 Place = tuple[Union[str, None], str, int]
 """A partition, a node, and the index of a fragment."""
-_Names = tuple[str, Sequence[str]]
-"""The folder of a partition, and names of manifests in it."""
 
 _ORDER: Sequence[Known] = ("exact", "at_most", "about", "unknown")
 _MAX_PARTITIONS, _MAX_VERSIONS = 20, 3
@@ -373,7 +369,6 @@ class _Forecaster:
         self._counted, self._is_sampled = counted, False
         # Only for stages with something to compute: a store that is up to date is listed once.
         self._history = functools.cache(self._read_history)
-        self._open = functools.cache(functools.partial(_whole, store, plan.pipeline.name))
         self._partitions = {each.key: each for each in plan.partitions}
         self._rows = functools.cache(self._count_rows)
         self._read = functools.cache(functools.partial(store.read, plan.pipeline.name))
@@ -445,22 +440,13 @@ class _Forecaster:
         return replace(rows, computed=0.0 if may_copy else rows.expected * history.computed)
 
     def _edits(self, stage: str) -> Sequence[str]:
-        """Return how the definition differs from that of the latest results to replace."""
-        name, now = self._pipeline.name, self._equal(stage)
-        plans = [(each.key, each.stages[stage]) for each in self._plan.partitions]
-        formers = [
-            (partition_folder(key), [str(each.former)])
-            for key, each in plans
-            if not each.done and each.former
-        ]
-        opened = itertools.chain(*self._opened(stage, formers[::-1]))
-        others = [each for each in opened if each.definition not in now]
-        latest = max(others, key=lambda each: each.committed_at, default=None)
-        if latest is None:
-            return ()
+        """Return how the definition differs from that of the last results to replace."""
+        plans = [each.stages[stage] for each in self._plan.partitions]
+        made_by = [each.made_by for each in plans if not each.done and each.made_by]
+        others = [each for each in made_by if each not in self._equal(stage)]
         with contextlib.suppress(StoreError):  # the texts are damaged
-            before = read_texts(self._store, name, stage, latest.definition)
-            if before is not None:
+            name = self._pipeline.name
+            if others and (before := read_texts(self._store, name, stage, others[-1])) is not None:
                 return [*differences(before, self._pipeline[stage].spec.texts(self._pipeline))]
         return ()
 
@@ -470,23 +456,23 @@ class _Forecaster:
         return {self._plan.definitions[stage], *(each for a in adopted for each in a.pair)}
 
     def _read_history(self, stage: str) -> _History:
-        names: dict[str, list[str]] = {}
-        for folder, name in self._store.history(self._pipeline.name, stage):
-            names.setdefault(folder, []).append(str(name))
-        return _History(self._opened(stage, sorted(names.items())), self._equal(stage))
-
-    def _opened(self, stage: str, places: Sequence[_Names]) -> list[Sequence[Manifest]]:
         """Open the latest manifests of some partitions that are whole, the latest first.
 
         Several of a partition: one whose run has retried some rows has copies of the others.
         """
+        names: dict[str, list[str]] = {}
+        for folder, name in self._store.history(self._pipeline.name, stage):
+            names.setdefault(folder, []).append(str(name))
 
-        def latest(place: _Names) -> Sequence[Manifest]:
-            folder, names = place
-            opened = (self._open(stage, folder, name) for name in names[: -_MAX_VERSIONS - 1 : -1])
-            return [each for each in opened if each is not None]
+        def latest(folder: str) -> Sequence[Manifest]:
+            opened = []
+            for name in names[folder][: -_MAX_VERSIONS - 1 : -1]:
+                with contextlib.suppress(StoreError):  # it is damaged, or was collected
+                    opened.append(self._store.opened(self._pipeline.name, stage, folder, name))
+            return opened
 
-        return in_threads(latest, places[:: max(1, -(-len(places) // _MAX_PARTITIONS))])
+        chosen = sorted(names)[:: max(1, -(-len(names) // _MAX_PARTITIONS))]
+        return _History(in_threads(latest, chosen), self._equal(stage))
 
     def _base(self, stage: str) -> str:
         """Return the node whose rows are the input rows of a stage."""
@@ -516,12 +502,6 @@ class _Forecaster:
             known = max(given.known, "at_most", key=_ORDER.index)
             return _Count(given.most, given.expected * min(1.0, ratio), known)
         return _Count(rows, rows, "exact")
-
-
-def _whole(store: Store, *place: str) -> Manifest | None:
-    with contextlib.suppress(StoreError):  # it is damaged, or was collected
-        return store.opened(*place)
-    return None
 
 
 class _History:

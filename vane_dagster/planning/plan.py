@@ -56,6 +56,7 @@ class StagePlan:
         set_aside: Other parts with rows that may be copied: of runs that gave the partition up, and
             of former previews.
         former: The manifest that was in force when the plan was made.
+        made_by: Its definition.
         row_definition: What determines the stage's output for a row; empty if rows have no keys.
         equal_rows: The row definitions that count as it, itself included.
         known_rows: Those of the manifests in which such rows may be.
@@ -72,6 +73,7 @@ class StagePlan:
     given_up: int = 0
     set_aside: tuple[Part, ...] = ()
     former: ManifestName | None = None
+    made_by: str = ""
     row_definition: str = ""
     equal_rows: frozenset[str] = frozenset()
     known_rows: frozenset[str] = frozenset()

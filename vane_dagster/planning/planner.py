@@ -382,6 +382,7 @@ class _Planner:
                 set_aside=set_aside,
                 generations=generations,
                 row_floor=in_force.row_floor if in_force else 0,
+                made_by=in_force.definition if in_force else "",
                 **rows,
             )
         return PartitionPlan(key, expanded, files, {}, fragments, inputs, input_names, schemas)
