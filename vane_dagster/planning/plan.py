@@ -16,7 +16,7 @@ from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.causes import Causes, describe
-from vane_dagster.planning.definition import pool_identity
+from vane_dagster.planning.definition import definition_digest, pool_identity
 from vane_dagster.planning.inputs import stages_read
 from vane_dagster.sources import FragmentRule, Source
 from vane_dagster.sources.row_ids import IdRule
@@ -158,8 +158,7 @@ class RunPlan:
         selected: The selected stages, upstream first.
         partitions: The partitions that can be computed, in the requested order.
         failed: The partitions that cannot be planned, with the error.
-        definitions: Code version of each selected stage.
-        components: What the definition of each selected stage consists of; empty for a sample.
+        components: What the definition of each selected stage consists of.
         rule: How files are cut into fragments.
         source: The source, bound to the store.
         warnings: Problems in the store that were skipped, and what sources warn of.
@@ -180,20 +179,24 @@ class RunPlan:
     selected: tuple[str, ...]
     partitions: Sequence[PartitionPlan]
     failed: Mapping[str | None, VaneError]
-    definitions: Mapping[str, str]
+    components: Mapping[str, Sequence[Component]]
     rule: FragmentRule
     source: Source
     warnings: Sequence[str] = ()
     listed_at: float = 0.0
     forced: bool = False
     retried: bool = False
-    components: Mapping[str, Sequence[Component]] = field(default_factory=dict)
     files: Mapping[str, Mapping[LocalFile, FileContent]] = field(default_factory=dict)
     adopted: Mapping[str, Sequence[Adoption]] = field(default_factory=dict)
     origin: str | None = None
     kept: Mapping[str, bytes] = field(default_factory=dict)
     new_source: str | None = None
     _pools: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @functools.cached_property
+    def definitions(self) -> Mapping[str, str]:
+        """Code version of each selected stage."""
+        return {stage: definition_digest(each) for stage, each in self.components.items()}
 
     def pool(self, spec: MapBatchesSpec) -> str:
         """Return the identity of a stage's workers, which no edit during the run changes."""

@@ -87,9 +87,9 @@ def plan_run(
             warnings.add(None, text)
     failed = {key: e for key, e in outcomes.items() if not isinstance(e, PartitionPlan)}
     return RunPlan(
-        pipeline, order, planned, failed, planner.definitions, planner.rule, planner.source,
-        warnings.texts(), listed_at, force, retry_quarantined, planner.components, planner.files,
-        planner.in_force, run_id, new_source=planner.new_source,
+        pipeline, order, planned, failed, planner.components, planner.rule, planner.source,
+        warnings.texts(), listed_at, force, retry_quarantined, planner.files, planner.in_force,
+        run_id, new_source=planner.new_source,
     )  # fmt: skip
 
 
@@ -143,7 +143,7 @@ class _Planner:
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
         self.absent = defaultdict[str, Set[str | None]](set)  # partitions that targets lack
         self.listed: Mapping[str | None, Listed] = {}
-        self._known_rows: dict[tuple[str, str], dict[str, Any]] = {}
+        self._row_definitions = functools.cache(self._rows_of)
         self._failed_files = functools.cache(lambda s: failed_files(store, pipeline.name, s))
         self._condemned = functools.cache(lambda stage: store.condemned(pipeline.name, stage))
         self._fitting: list[tuple[str, pa.Schema]] = []
@@ -339,7 +339,7 @@ class _Planner:
             above = self.pipeline[stage].spec.upstream
             upstream = [keys[u] for u in above]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
-            rows = self._row_definitions(stage, schemas)
+            rows = self._row_definitions(stage, schemas[above[0]])
             names, generations = self.names[stage], plan.generations
             if self._forced_by(stage):  # not written under the name of another definition
                 names = names[:1]
@@ -430,21 +430,16 @@ class _Planner:
                         f"{upstream!r} and is not selected. Select it too"
                     )
 
-    def _row_definitions(self, stage: str, schemas: Mapping[str, pa.Schema]) -> dict[str, Any]:
+    def _rows_of(self, stage: str, given: pa.Schema) -> dict[str, Any]:
         """Return what determines a stage's output for a row; empty if its rows have no keys."""
         spec = self.pipeline[stage].spec
         if not isinstance(spec, MapBatchesSpec):
             return {}
-        given = schemas[spec.upstream[0]]
-        place = (stage, given.to_string(show_schema_metadata=False))
-        if place not in self._known_rows:
-            made = functools.partial(row_definition, self.pipeline, spec, given)
-            options: dict[str, Any] = {"row_definition": made(self.components[stage])}
-            if own := options["row_definition"]:
-                equal, known = self.adopted[stage].equal_rows(own, made)
-                options |= {"equal_rows": equal, "known_rows": known}
-            self._known_rows[place] = options
-        return self._known_rows[place]
+        made = functools.partial(row_definition, self.pipeline, spec, given)
+        if not (own := made(self.components[stage])):
+            return {}
+        equal, known = self.adopted[stage].equal_rows(own, made)
+        return {"row_definition": own, "equal_rows": equal, "known_rows": known}
 
     def _published_schemas(
         self,

@@ -23,7 +23,7 @@ from vane_dagster.errors import PlanError, SourceError, VaneError, names
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.planning.definition import stage_definition
+from vane_dagster.planning.definition import components
 from vane_dagster.planning.inputs import agreed, stages_read
 from vane_dagster.planning.plan import PartitionPlan, RunPlan, StagePlan
 from vane_dagster.planning.planner import fragment_rule
@@ -100,7 +100,7 @@ def plan_sample(
             planned.append(sampled[0])
             stored[key] = sampled[1]
     files = {stage: pipeline[stage].spec.local_files()}
-    present = {stage: stage_definition(pipeline, pipeline[stage].spec)}
+    present = {stage: components(pipeline, pipeline[stage].spec)}
     plan = RunPlan(
         pipeline, (stage,), planned, failed, present, rule, source, listed_at=time.monotonic(),
         files=files,

@@ -259,7 +259,7 @@ class Wave:
         store = Store(StoragePath("/nowhere/store"))
         plan = RunPlan(
             pipeline, names, [_partition(names, p, n, mib) for p, n in enumerate(partitions)],
-            {}, dict.fromkeys(names, "code"), FragmentRule(ROWS), pipeline.source,
+            {}, dict.fromkeys(names, ()), FragmentRule(ROWS), pipeline.source,
             listed_at=self.clock.now,
         )  # fmt: skip
         checks: Any = SimpleNamespace(results=None, before=None)
