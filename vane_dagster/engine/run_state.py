@@ -350,7 +350,7 @@ class RunState:
             source="" if self.plan.source.kind == PARQUET else self.plan.source.kind,
             id_rule=self._id_rule(partition),
             row_definition=stage_plan.row_definition,
-            undone=stage_plan.undone,
+            undone=self.plan.adoptions[stage].undone_names,
         )
         names = {**partition.input_names, **{s: p.done for s, p in partition.stages.items()}}
         folder = self.store.parts(self.pipeline.name, stage, partition.key)

@@ -195,8 +195,7 @@ class _Edit:
             k: m for k, m in manifests.items() if m.definition not in of.equals(self.definition)
         }
         # Some rows of an older partition may have a definition that was split off since.
-        undone = {each.name for each in of.undone}
-        whole = {k: m for k, m in others.items() if undone <= {*m.undone}}
+        whole = {k: m for k, m in others.items() if {*of.undone_names} <= {*m.undone}}
         if others and not whole:
             raise PlanError(
                 f"{self.location}: the stored results are older than the undoing of an adoption, "

@@ -450,10 +450,9 @@ class _Forecaster:
                 return [*differences(before, self._pipeline[stage].spec.texts(self._pipeline))]
         return ()
 
-    def _equal(self, stage: str) -> set[str]:
+    def _equal(self, stage: str) -> Sequence[str]:
         """Return the definitions that count as a stage's own, itself included."""
-        adopted = self._plan.adopted.get(stage, ())
-        return {self._plan.definitions[stage], *(each for a in adopted for each in a.pair)}
+        return self._plan.adoptions[stage].equals(self._plan.definitions[stage])
 
     def _read_history(self, stage: str) -> _History:
         """Open the latest manifests of some partitions that are whole, the latest first.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +20,7 @@ from vane_dagster.planning.definition import definition_digest, pool_identity
 from vane_dagster.planning.inputs import stages_read
 from vane_dagster.sources import FragmentRule, Source
 from vane_dagster.sources.row_ids import IdRule
-from vane_dagster.storage.adoptions import Adoption, latest
+from vane_dagster.storage.adoptions import Adoption, Adoptions, latest
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import (
     Component,
@@ -62,7 +62,6 @@ class StagePlan:
         known_rows: Those of the manifests in which such rows may be.
         row_floor: That of the manifest in force; see `Manifest`.
         causes: Why the partition is not up to date.
-        undone: The names of adoptions that were undone: no part is used because of them.
     """
 
     digest: str
@@ -79,7 +78,6 @@ class StagePlan:
     known_rows: frozenset[str] = frozenset()
     row_floor: int | None = 0
     causes: Causes = field(default_factory=Counter)
-    undone: tuple[str, ...] = ()
 
     @property
     def generation(self) -> str:
@@ -165,7 +163,7 @@ class RunPlan:
         listed_at: Time on the monotonic clock, in seconds, just before the store was listed.
         forced: Whether everything selected is recomputed.
         retried: Whether quarantined rows are computed again.
-        adopted: The adoptions of each selected stage whose definition counts as one with others.
+        adoptions: The adoptions of the pipeline's stages.
         files: The local files among each selected stage's arguments, with the contents that its
             keys were computed from.
         origin: Id of the run that what is computed again is named after: the run itself, or the one
@@ -187,7 +185,7 @@ class RunPlan:
     forced: bool = False
     retried: bool = False
     files: Mapping[str, Mapping[LocalFile, FileContent]] = field(default_factory=dict)
-    adopted: Mapping[str, Sequence[Adoption]] = field(default_factory=dict)
+    adoptions: Mapping[str, Adoptions] = field(default_factory=lambda: defaultdict(Adoptions))
     origin: str | None = None
     kept: Mapping[str, bytes] = field(default_factory=dict)
     new_source: str | None = None
@@ -197,6 +195,12 @@ class RunPlan:
     def definitions(self) -> Mapping[str, str]:
         """Code version of each selected stage."""
         return {stage: definition_digest(each) for stage, each in self.components.items()}
+
+    @functools.cached_property
+    def adopted(self) -> Mapping[str, Sequence[Adoption]]:
+        """The adoptions of each selected stage whose definition counts as one with others."""
+        every = {s: self.adoptions[s].of(each) for s, each in self.definitions.items()}
+        return {stage: adopted for stage, adopted in every.items() if adopted}
 
     def pool(self, spec: MapBatchesSpec) -> str:
         """Return the identity of a stage's workers, which no edit during the run changes."""

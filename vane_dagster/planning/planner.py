@@ -38,7 +38,7 @@ from vane_dagster.sources import FragmentRule, Listed
 from vane_dagster.sources.base import Connect, default_rule
 from vane_dagster.sources.files import file_identity, reconcile
 from vane_dagster.sources.row_ids import with_ids
-from vane_dagster.storage.adoptions import Adoption, Adoptions, adoptions
+from vane_dagster.storage.adoptions import Adoptions, adoptions
 from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import (
     FIRST_GENERATION,
@@ -88,7 +88,7 @@ def plan_run(
     failed = {key: e for key, e in outcomes.items() if not isinstance(e, PartitionPlan)}
     return RunPlan(
         pipeline, order, planned, failed, planner.components, planner.rule, planner.source,
-        warnings.texts(), listed_at, force, retry_quarantined, planner.files, planner.in_force,
+        warnings.texts(), listed_at, force, retry_quarantined, planner.files, planner.adopted,
         run_id, new_source=planner.new_source,
     )  # fmt: skip
 
@@ -158,12 +158,6 @@ class _Planner:
         # How often a partition's stage was planned again, because a new part's key was taken.
         self.lost = Counter[tuple[str | None, str]]()
         self.names: dict[str, Sequence[str]] = {}
-
-    @property
-    def in_force(self) -> dict[str, Sequence[Adoption]]:
-        """The adoptions in force of the selected stages' definitions."""
-        every = {s: self.adopted[s].of(each) for s, each in self.definitions.items()}
-        return {stage: adopted for stage, adopted in every.items() if adopted}
 
     def _name(self) -> None:
         """Determine what the keys of each stage's parts are made of; the first is for new ones."""
@@ -241,8 +235,7 @@ class _Planner:
             in_force = self.latest[stage].get(key)
             upstream = [known[u] for u in self.pipeline[stage].spec.upstream]
             # Once an adoption was undone, all parts of the stage are looked up again.
-            undone = tuple(each.name for each in self.adopted[stage].undone)
-            given = (*undone, *upstream)
+            given = (*self.adopted[stage].undone_names, *upstream)
             base = in_force.generation if in_force else FIRST_GENERATION
             made = self._plans(stage, base, given)
             is_done = in_force and in_force.plan in made and not in_force.unfinished
@@ -265,7 +258,6 @@ class _Planner:
                 done=done,
                 given_up=given_up + lost,
                 former=in_force,
-                undone=undone,
             )
         return plans
 
@@ -408,7 +400,8 @@ class _Planner:
                 why = LOST
             elif spec.publishes and in_force.plan == plan.digest:
                 why = f"{UNPUBLISHED} {spec.published_in.url}"
-        return causes(in_force, now, why, files, read, plan.undone, schema)
+        undone = self.adopted[stage].undone_names
+        return causes(in_force, now, why, files, read, undone, schema)
 
     def _require_same_versions(
         self, stage: str, key: str | None, stages: Mapping[str, StagePlan]

@@ -112,6 +112,11 @@ class Adoptions:
     live: Sequence[Adoption] = ()
     undone: Sequence[Adoption] = ()
 
+    @property
+    def undone_names(self) -> list[str]:
+        """The names of those that were undone."""
+        return [each.name for each in self.undone]
+
     def of(self, definition: str) -> Sequence[Adoption]:
         """Return those in force that join a definition with others, the latest last."""
         equal = self.equals(definition)
