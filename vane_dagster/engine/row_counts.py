@@ -101,7 +101,7 @@ class _RowCounter:
                 if unknown is None:
                     continue
                 if spec.runs_udf:
-                    unknown += self._look_up(task, spec)
+                    unknown += self._look_up(task, spec, unknown)
                     if not any(below.runs_udf for below in specs[place + 1 :]):
                         continue
                     if not task.state.given or (unknown and spec.makes_rows):
@@ -136,8 +136,11 @@ class _RowCounter:
                 return None
         return unknown
 
-    def _look_up(self, task: Task, spec: MapBatchesSpec) -> int:
-        """Count the rows of a keyed stage that have no stored outcome; return at most how many."""
+    def _look_up(self, task: Task, spec: MapBatchesSpec, unknown: int) -> int:
+        """Count the rows of a keyed stage that have no stored outcome; return at most how many.
+
+        There are at most so many rows besides those in memory that are unknown.
+        """
         run, stage = task.run, spec.name
         known = self._lookups.resolve(run.partition, stage)
         if known is None:
@@ -161,7 +164,7 @@ class _RowCounter:
         in_kept = int(np.count_nonzero((parts >= 0) & (parts < kept)))
         least = int(np.count_nonzero(is_read))
         key = self._plan.partitions[run.partition].key
-        counts = (least, least + in_kept, rows.num_rows - new - in_kept)
+        counts = (least, least + in_kept + unknown, rows.num_rows - new - in_kept)
         self._computed[key, stage, run.index] = counts
         place = stage, None if spec.reuse.partitions else key
         self._keys[place].append(keys[:new][is_read])

@@ -425,9 +425,7 @@ class _Forecaster:
         counted = self._counted.computed.get((key, stage, index))
         if counted is not None:
             least, most, copied = counted
-            _, unknown = self._counted.rows.get((key, self._base(stage), index), (0, 0))
-            known: Known = "exact" if least == most + unknown else "at_most"
-            return _Count(most + unknown, most + unknown, known, least, copied)
+            return replace(_counted(least, most - least), computed=least, copied=copied)
         if plan.row_definition:
             rows = replace(rows, known=max(rows.known, "at_most", key=_ORDER.index))
             if plan.former and {*plan.causes} == {RETRIED}:
@@ -481,9 +479,7 @@ class _Forecaster:
         """Return the rows of a stage in a fragment: stored ones, or those to expect."""
         partition = self._partitions[key]
         if (counted := self._counted.rows.get((key, stage, index))) is not None:
-            rows, unknown = counted
-            known: Known = "at_most" if unknown else "exact"
-            return _Count(rows + unknown, rows + unknown, known)
+            return _counted(*counted)
         if stage == SOURCE:
             rows = partition.fragments[index].rows
         elif stage in partition.inputs:
@@ -500,7 +496,12 @@ class _Forecaster:
                 return _Count(round(given.most * ratio), given.expected * ratio, known)
             known = max(given.known, "at_most", key=_ORDER.index)
             return _Count(given.most, given.expected * min(1.0, ratio), known)
-        return _Count(rows, rows, "exact")
+        return _counted(rows)
+
+
+def _counted(rows: int, unknown: int = 0) -> _Count:
+    """Return so many rows, and at most so many others."""
+    return _Count(rows + unknown, rows + unknown, "at_most" if unknown else "exact")
 
 
 class _History:

@@ -223,7 +223,7 @@ def raised(generation: str, run_id: str | None, again: bool = True) -> str:
 
     Args:
         generation: The generation in force.
-        run_id: The run; None for a plan without a run. Of lost parts, the manifest that names them.
+        run_id: The run; None for a plan without a run. Or a manifest and the number of an attempt.
         again: Whether the number is raised too: rows in force are computed again.
     """
     number, _, mark = generation.partition(".")
@@ -373,7 +373,7 @@ class Manifest:
         root: The root of the store that it was read from; not recorded.
         undone: The names of the stage's adoptions that were undone by then, so that none of its
             rows are there because of them.
-        generations: Its own generation, and earlier ones that keys of its parts are made of.
+        generations: Its own generation, and earlier ones that keys of its parts may be made of.
         row_floor: Rows of an earlier epoch are not copied into it; see `storage.row_floor`. None
             stands for the epoch of the stage, as in manifests of earlier releases.
     """

@@ -3,7 +3,8 @@
 If a run gives a partition up, its first failed rows are stored in
 ``<stage>/failed/<partition>/<sequence>-<content>-<number>.parquet``. Sequence and content belong to
 the manifest in force, so the next commit outdates the file. The number counts the runs since that
-commit that had too many failed rows. The next run computes these rows again.
+commit that had too many failed rows, and those that found parts lost. The next run computes these
+rows again.
 """
 
 from __future__ import annotations
