@@ -58,6 +58,8 @@ class StoredParts:
             layers = reversed(store.layers)
             folders = [each.parts(pipeline.name, stage, partition) for each in layers]
             self._label = partition_folder(partition)
+        named = {} if self._publisher else self._in_force
+        self._used_keys = {part.key for part in named.values()}
         self._existing = store.existing_parts(*folders)
         self._names = functools.cache(StoragePath.names)
 
@@ -106,8 +108,7 @@ class StoredParts:
 
     def has(self, key: str) -> bool:
         """Return whether a file has a key, or a part from which others may have been computed."""
-        lost = () if self._publisher else (part.key for part in self._in_force.values())
-        return key in self._existing or key in self._published or key in lost
+        return key in self._existing or key in self._published or key in self._used_keys
 
     def others(self, parts: Collection[Part]) -> tuple[Part, ...]:
         """Return the other parts: neither among `parts` nor in the manifest in force."""
