@@ -9,7 +9,7 @@ from vane_dagster.errors import PlanError, names
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
-from vane_dagster.storage.manifest import FragmentRecord, Manifest, ManifestName
+from vane_dagster.storage.manifest import FragmentRecord, Manifest
 
 
 def stages_read(pipeline: Pipeline, spec: StageSpec) -> list[str]:
@@ -34,22 +34,17 @@ def stages_between(pipeline: Pipeline, spec: StageSpec) -> list[str]:
     ]
 
 
-def require_inputs(
-    pipeline: Pipeline,
-    selected: Sequence[str],
-    key: str | None,
-    versions: Mapping[str, ManifestName | None],
-) -> None:
-    """Verify that every input was materialized."""
-    missing = [stage for stage, name in versions.items() if name is None]
-    if missing:
-        readers = [s for s in selected if set(missing) & {*stages_read(pipeline, pipeline[s].spec)}]
-        wider = ",".join(f"+{reader}" for reader in readers)
-        raise PlanError(
-            f"pipeline {pipeline.name!r}{in_partition(key)}: {names(readers)} reads "
-            f"{names(missing)}, which is not selected and was never materialized. Select it too: "
-            f"select={wider!r} (--select of `vane-dagster plan`) adds all upstream stages"
-        )
+def not_materialized(
+    pipeline: Pipeline, selected: Sequence[str], key: str | None, missing: Sequence[str]
+) -> PlanError:
+    """Return the error of inputs that are missing."""
+    readers = [s for s in selected if set(missing) & {*stages_read(pipeline, pipeline[s].spec)}]
+    wider = ",".join(f"+{reader}" for reader in readers)
+    return PlanError(
+        f"pipeline {pipeline.name!r}{in_partition(key)}: {names(readers)} reads {names(missing)}, "
+        "which is not selected and was never materialized. Select it too: "
+        f"select={wider!r} (--select of `vane-dagster plan`) adds all upstream stages"
+    )
 
 
 def agreed(

@@ -26,7 +26,7 @@ from vane_dagster.planning.definition import components, definition_digest, row_
 from vane_dagster.planning.fragment_keys import fragment_keys
 from vane_dagster.planning.inputs import (
     agreed,
-    require_inputs,
+    not_materialized,
     stages_between,
     stages_read,
 )
@@ -200,9 +200,9 @@ class _Planner:
             return PlanError(f"{self.location}{in_partition(key)}: {described(error)}")
 
     def plan(self, key: str | None) -> PartitionPlan:
-        names_in_force = {stage: self.latest[stage].get(key) for stage in self.inputs}
-        require_inputs(self.pipeline, self.selected, key, names_in_force)
-        input_names = {s: n for s, n in names_in_force.items() if n is not None}
+        input_names = {s: name for s in self.inputs if (name := self.latest[s].get(key))}
+        if missing := [s for s in self.inputs if s not in input_names]:
+            raise not_materialized(self.pipeline, self.selected, key, missing)
         files: tuple[FileRecord, ...] = ()
         if self.heads:
             files = self.source.required(self.listed[key], key, self.location)
@@ -221,6 +221,12 @@ class _Planner:
         files: Sequence[FileRecord],
         inputs: Mapping[str, ManifestName],
     ) -> dict[str, StagePlan]:
+        """Plan the stages by names alone.
+
+        A stage is done if the manifest in force has the digest of its plan, by one of its names,
+        and is published as a whole. Otherwise its parts are looked up in the generations of the
+        attempts since then, the latest first.
+        """
         known = {
             SOURCE: digest(
                 self.rule.rows,
