@@ -19,7 +19,7 @@ from support.data import write_source
 from support.postgres import postgres
 from support.results import over
 from vane_dagster import checks
-from vane_dagster.orchestration import reporting, run
+from vane_dagster.orchestration import run
 
 # A worker that imported this module would import Dagster with it, which takes longer than a run.
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -108,7 +108,6 @@ def world(tmp_path: Path, local: Any) -> World:
 @pytest.fixture
 def one_group(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write all events of a run in one group, even on a slow machine."""
-    monkeypatch.setattr(reporting, "_SECONDS", 600.0)
     monkeypatch.setattr(run, "_TICK_SECONDS", 600.0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -50,9 +49,8 @@ from vane_dagster.storage.store import Store
 # and downstream steps still run.
 LOGGED_ALREADY = {"__source_asset_observation__": True}
 
-# Write pending events after this many partitions of stages, or after this many seconds.
+# Write pending events after this many partitions of stages, and every second.
 _GROUP = 100
-_SECONDS = 1.0
 # The error of a run has the text of this many errors.
 _SHOWN = 5
 _MAX_CHARACTERS = 1_000
@@ -93,13 +91,11 @@ class RunReport:
         self._observes_source = _observes_source(context, pipeline)
         self._shown: dict[str, Any] = {}  # by the step's last result, or by its failure
         self._pending: dict[str, list[Committed | Unchanged]] = {}
-        self._oldest = 0.0
 
     def listen(self, event: Event) -> None:
         """Handle an event."""
         self._take(event)
-        pending = sum(map(len, self._pending.values()))
-        if pending >= _GROUP or (pending and time.monotonic() - self._oldest > _SECONDS):
+        if sum(map(len, self._pending.values())) >= _GROUP:
             self.flush()
 
     def flush(self) -> None:
@@ -253,7 +249,6 @@ class RunReport:
             self._provenance.observed(self._key_of(SOURCE), changed)
 
     def _materialized(self, event: Committed | Unchanged) -> None:
-        self._oldest = self._oldest if self._pending else time.monotonic()
         self._pending.setdefault(event.stage, []).append(event)
         manifest = event.manifest
         assert manifest is not None, "run_pipeline adds it"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Union
+from typing import Union
 
 from vane_dagster._texts import count
 from vane_dagster.checks.context import RecomputedRows
@@ -47,8 +47,7 @@ from vane_dagster.planning.sample_plan import SamplePlan
 from vane_dagster.storage.store import Store
 
 _STOP_SECONDS = 20.0
-_CHECK_SECONDS = 2.0
-_TICK_SECONDS = 0.5
+_TICK_SECONDS = 1.0
 BATCH_POLL_SECONDS = 60.0
 """Seconds between looks at batches in a run that waits for them."""
 UNANSWERED_SECONDS = 3600.0
@@ -64,8 +63,7 @@ class RunContext:
         run_id: Id of the run.
         check_runner: Evaluates the checks.
         listen: Receives the events, on the thread that executes a plan.
-        flush: Called when no event has come for a moment.
-        check: Called every few seconds; an exception stops the run.
+        tick: Called every second, between events; an exception stops the run.
         priority: The run's priority when runs compete for workers; the highest goes first.
         used: What its stages have used of their budgets.
     """
@@ -74,8 +72,7 @@ class RunContext:
     run_id: str
     check_runner: CheckRunner
     listen: Callable[[Event], None] = lambda event: None
-    flush: Callable[[], None] = lambda: None
-    check: Callable[[], None] = lambda: None
+    tick: Callable[[], None] = lambda: None
     priority: int = 0
     used: dict[str, Counter[str]] = field(default_factory=dict)
 
@@ -153,7 +150,6 @@ def await_batches(
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(s.expected for s in submitted)))
     text = f"waiting for batches of {count(len(keys), 'partition')}, until {until}"
     run.listen(Noticed(text, False))
-    run.flush()
     every = stage_batches(pipeline, run.store, {each.stage for each in submitted})
     flying = {b.name for each in every for b in each.read() if not b.ended_at}
     answered = time.monotonic()
@@ -175,8 +171,8 @@ def await_batches(
                 return {key for batch in canceled for key in batch.partitions}
         looks_at = time.monotonic() + BATCH_POLL_SECONDS
         while time.monotonic() < looks_at:
-            run.check()
-            time.sleep(min(_CHECK_SECONDS, BATCH_POLL_SECONDS))
+            run.tick()
+            time.sleep(min(_TICK_SECONDS, BATCH_POLL_SECONDS))
 
 
 def execute_preview(
@@ -189,9 +185,7 @@ def execute_preview(
         if isinstance(event, heard):
             run.listen(event)
 
-    made, failed = _recomputed(
-        replace(run, listen=listen, flush=lambda: None, used={}), plan, backend
-    )
+    made, failed = _recomputed(replace(run, listen=listen, used={}), plan, backend)
     error = failed[0].error if failed else None
     return {each.stage: each.parts for each in made}, error
 
@@ -294,13 +288,12 @@ def on_a_thread(
 ) -> None:
     """Run `work` on a thread and deliver its events here; a slow listener does not block the work.
 
-    An interrupt of this thread, or an exception from `check`, cancels the work. Results that are
+    An interrupt of this thread, or an exception from `tick`, cancels the work. Results that are
     committed until it has stopped are still delivered, for at most `_STOP_SECONDS`.
     """
     events = queue.SimpleQueue[Union[Event, None]]()  # None after the last one
     cancelled = threading.Event()
     raised: list[BaseException] = []
-    checked = time.monotonic()
 
     def body() -> None:
         try:
@@ -310,43 +303,26 @@ def on_a_thread(
         finally:
             events.put(None)
 
-    def deliver(received: Sequence[Any]) -> bool:
-        """Deliver events up to the last one, or until a signal arrives."""
-        nonlocal checked
-        while not received:
-            if time.monotonic() - checked > _CHECK_SECONDS:
-                run.check()
-                checked = time.monotonic()
-            try:
-                event = events.get(timeout=_TICK_SECONDS)
-            except queue.Empty:
-                run.flush()
-                continue
-            if event is None:
-                return True
-            run.listen(event)
-        return False
-
-    def finish() -> None:
-        """Deliver what cancelled work still commits, for at most `_STOP_SECONDS`."""
-        until = time.monotonic() + _STOP_SECONDS
+    def deliver(seconds: float) -> bool:
+        """Deliver events for some time; return whether the last one is delivered."""
+        until = time.monotonic() + seconds
         with suppress(queue.Empty):
             while (left := until - time.monotonic()) > 0:
-                if (event := events.get(timeout=left)) is None:
-                    break
-                run.listen(event)
+                with signals_deferred():  # a dequeued event is not lost
+                    if (event := events.get(timeout=left)) is None:
+                        return True
+                    run.listen(event)
+        return False
 
     thread = threading.Thread(target=body, name="vane-execute", daemon=True)
     thread.start()
     try:
-        ended = False
-        while not ended:
-            with signals_deferred() as received:  # a dequeued event is not lost
-                ended = deliver(received)
+        while not deliver(_TICK_SECONDS):
+            run.tick()
     except BaseException:
         cancelled.set()
         with signals_deferred():
-            finish()
+            deliver(_STOP_SECONDS)
         raise
     thread.join()
     if raised:

@@ -62,7 +62,7 @@ def materialize_step(
             opened,
             context.run.run_id,
             CheckRunner(pipeline, opened, before, context.run.run_id),
-            check=lambda: _check_is_wanted(context),
+            tick=lambda: _check_is_wanted(context),
             priority=_priority(context.run),
         )
         checks = CheckLog(context, pipeline)
@@ -77,9 +77,14 @@ def materialize_step(
                 context.log.info(str(adoption))
             given = checks, pipeline, opened, partitions, command_option(compute)
             report = RunReport(context, *given)
+
+            def tick() -> None:
+                report.flush()
+                run.tick()
+
             with report:
                 run_pipeline(
-                    replace(run, listen=report.listen, flush=report.flush),
+                    replace(run, listen=report.listen, tick=tick),
                     pipeline,
                     selected,
                     partitions,

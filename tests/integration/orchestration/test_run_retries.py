@@ -95,7 +95,7 @@ def test_a_cancelled_run_leaves_no_planned_checks(docs, tmp_path, monkeypatch):
 def test_the_step_of_a_run_that_is_over_stops(docs, tmp_path, monkeypatch):
     """The step of a run worker that was killed is a process of its own, and lives on."""
     monkeypatch.setenv("NOTES", str(tmp_path / "notes"))
-    monkeypatch.setattr(runs, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "_TICK_SECONDS", 0.0)
     monkeypatch.setattr(dg.DagsterRun, "is_finished", True)
     result = materializing(tmp_path)(docs, InProcessCompute(), raises=False)
     assert "is over, STARTED, so its step stops. Finished parts are kept" in failure(result)

@@ -48,7 +48,7 @@ def wait(monkeypatch, *given: Any) -> tuple[list[Noticed], set[str | None]]:
     )  # fmt: skip
     monkeypatch.setattr(module, "time", time)
     monkeypatch.setattr(module, "stage_batches", lambda *_: [Batches(*given)])
-    run = SimpleNamespace(listen=heard.append, flush=lambda: None, check=lambda: None, store=None)
+    run = SimpleNamespace(listen=heard.append, tick=lambda: None, store=None)
     submitted: Any = [Submitted("s", key, 0.0) for key in "ab"]
     canceled = module.await_batches(cast("Any", run), cast("Any", None), submitted)
     return heard, canceled

@@ -26,7 +26,7 @@ def context(listen: Any, **given: Any) -> RunContext:
 
 
 def test_commits_of_a_cancelled_run_are_handed_over(monkeypatch):
-    monkeypatch.setattr(run, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(run, "_TICK_SECONDS", 0.1)
     taken: list[Any] = []
 
     def work(emit: Any, cancelled: threading.Event) -> None:
@@ -35,24 +35,24 @@ def test_commits_of_a_cancelled_run_are_handed_over(monkeypatch):
         emit("second")  # a commit that was under way
         emit("third")
 
-    def check() -> None:
+    def tick() -> None:
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        on_a_thread(work, context(taken.append, check=check))
+        on_a_thread(work, context(taken.append, tick=tick))
     assert taken == ["first", "second", "third"]
 
 
 def test_a_cancelled_run_that_does_not_stop_is_left_in_time(monkeypatch):
     monkeypatch.setattr(run, "_STOP_SECONDS", 0.1)
-    monkeypatch.setattr(run, "_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(run, "_TICK_SECONDS", 0.1)
     ended = threading.Event()
 
-    def check() -> None:
+    def tick() -> None:
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        on_a_thread(lambda emit, cancelled: ended.wait(60), context(print, check=check))
+        on_a_thread(lambda emit, cancelled: ended.wait(60), context(print, tick=tick))
     assert not ended.is_set()
     ended.set()
 
