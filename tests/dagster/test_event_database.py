@@ -63,10 +63,10 @@ def test_connections_and_look_ups_do_not_grow_with_partitions(
         return count["connections"]
 
     few = connections(*keys[:2])
-    assert looked_up == {"vectors": 2, "labels": 1}
+    assert looked_up == {"vectors": 1, "labels": 1}
     looked_up.clear()
     many = connections(*keys)
-    assert looked_up == {"vectors": 2, "labels": 1}
+    assert looked_up == {"vectors": 1, "labels": 1}
     assert many == few < 10
 
 

@@ -35,6 +35,8 @@ SUMMARY, FIGURES = "summary", "bottleneck"
 _ASKED_BY_NAME = 1000
 _LATEST_RUNS = 1000
 _MADE = dg.DagsterEventType.ASSET_MATERIALIZATION
+_NO_EVENT, _UNKNOWN = "NULL", "INITIAL"
+"""Dagster's pointer and data version for an asset without events."""
 
 
 class EventLog:
@@ -50,8 +52,8 @@ class EventLog:
         """Return the data versions of the partitions that have one."""
         keys = [key for key in partitions if key is not None]
         if not keys:
-            newest = self.newest(key)
-            return {None: newest[1]} if newest and newest[1] else {}
+            version = self.newest(key)[1]
+            return {None: version} if version else {}
         tags = self._storage.get_latest_tags_by_partition(
             key,
             kind,
@@ -61,24 +63,17 @@ class EventLog:
         wanted = set(keys)
         return {p: t[DATA_VERSION] for p, t in tags.items() if p in wanted and DATA_VERSION in t}
 
-    def pointers(
-        self, key: dg.AssetKey, partitions: Sequence[str | None], kind: dg.DagsterEventType = _MADE
-    ) -> dict[str | None, int]:
-        """Return the storage ids of the partitions' latest events of a kind."""
-        keys = {key for key in partitions if key is not None}
-        if not keys:
-            log = self._storage
-            fetch = log.fetch_materializations if kind is _MADE else log.fetch_observations
-            records = fetch(key, limit=1).records
-            return {None: records[0].storage_id} if records else {}
-        asked = keys if len(keys) <= _ASKED_BY_NAME else None
-        return dict(self._storage.get_latest_storage_id_by_partition(key, kind, asked).items())
-
     def targets(
         self, key: dg.AssetKey, partitions: Sequence[str | None]
     ) -> dict[str | None, Target]:
         """Return check evaluation targets for the partitions' latest materializations."""
-        ids = list(self.pointers(key, partitions).values())
+        keys = {key for key in partitions if key is not None}
+        if keys:
+            asked = keys if len(keys) <= _ASKED_BY_NAME else None
+            ids = [*self._storage.get_latest_storage_id_by_partition(key, _MADE, asked).values()]
+        else:
+            made = self._storage.fetch_materializations(key, limit=1).records
+            ids = [record.storage_id for record in made]
         by_partition = {}
         for start in range(0, len(ids), _ASKED_BY_NAME):
             wanted = ids[start : start + _ASKED_BY_NAME]
@@ -94,20 +89,20 @@ class EventLog:
                 )
         return by_partition
 
-    def newest(self, key: dg.AssetKey) -> tuple[int, str | None, dg.DagsterEventType] | None:
-        """Return the storage id, the data version and the type of an asset's latest event.
+    def newest(self, key: dg.AssetKey) -> tuple[str, str | None, dg.DagsterEventType]:
+        """Return the pointer, the data version and the type of an asset's latest event.
 
-        The data version is None for an event of a partition.
+        The data version is None without an event, and for an event of a partition.
         """
         record = self._instance.get_latest_data_version_record(key)
         if record is None:
-            return None
+            return _NO_EVENT, None, _MADE
         entry = record.event_log_entry
         event = entry.asset_materialization or entry.asset_observation
         assert event is not None
         assert entry.dagster_event_type is not None
         tags = (event.tags or {}) if event.partition is None else {}
-        return record.storage_id, tags.get(DATA_VERSION), entry.dagster_event_type
+        return str(record.storage_id), tags.get(DATA_VERSION), entry.dagster_event_type
 
 
 @contextmanager
@@ -146,30 +141,6 @@ def summaries(run: str) -> dict[str, tuple[str, Any]]:
     return by_step
 
 
-_UNKNOWN = "INITIAL"  # Dagster's data version for an asset without events
-_NO_EVENT = "NULL"
-
-
-class _Input:
-    """An asset that the step reads and does not write, as of the start of the step."""
-
-    def __init__(self, key: dg.AssetKey, log: EventLog, partitions: Sequence[str | None]) -> None:
-        self.pointers: dict[str | None, int] = {}
-        self.versions: dict[str | None, str] = {}
-        self._newest = log.newest(key)
-        if self._newest and self._newest[1] is None:
-            self.versions = log.versions(key, self._newest[2], partitions)
-
-    def at(self, partition: str | None) -> tuple[str, str]:
-        """Return the event pointer and the data version of a partition.
-
-        Any later event is a valid pointer for a partition.
-        """
-        pointer, version, _ = self._newest or (_NO_EVENT, None, None)
-        pointer = self.pointers.get(partition, pointer)
-        return str(pointer), self.versions.get(partition, version or _UNKNOWN)
-
-
 class Provenance:
     """Provenance tags for the events of a step.
 
@@ -177,43 +148,39 @@ class Provenance:
     """
 
     def __init__(self, context: dg.AssetExecutionContext, partitions: Sequence[str | None]) -> None:
-        self._log = EventLog(context.instance)
-        self._inside = context.selected_asset_keys
+        self._log, self._partitions = EventLog(context.instance), partitions
         self._deps = {
             spec.key: tuple(dep.asset_key for dep in spec.deps)
             for spec in context.assets_def.specs
-            if spec.key in self._inside
+            if spec.key in context.selected_asset_keys
         }
-        outside = {dep for deps in self._deps.values() for dep in deps} - self._inside
-        self._outside = {key: _Input(key, self._log, partitions) for key in outside}
-        self._above: dict[dg.AssetKey, dict[str | None, int]] = {}
+        self._inputs: dict[dg.AssetKey, tuple[str, Mapping[str | None, str], str]] = {}
+        for key in {dep for deps in self._deps.values() for dep in deps}:
+            self.read(key)
 
-    def look_up(self, key: dg.AssetKey, partitions: Sequence[str | None]) -> None:
-        """Read the materializations of the step's other assets that `tags` needs."""
-        deps = self._inside.intersection(self._deps[key])
-        self._above = {dep: self._log.pointers(dep, partitions) for dep in deps}
+    def read(self, key: dg.AssetKey) -> None:
+        """Read the events of an asset that others of the step are made from.
 
-    def observed(self, key: dg.AssetKey, partitions: Sequence[str | None]) -> None:
-        """Record that the step logged observations of an input."""
-        pointers = self._log.pointers(key, partitions, dg.DagsterEventType.ASSET_OBSERVATION)
-        versions = self._log.versions(key, dg.DagsterEventType.ASSET_OBSERVATION, partitions)
-        self._outside[key].pointers |= pointers
-        self._outside[key].versions |= versions
+        Any later event of the asset is a valid pointer for each of its partitions.
+        """
+        pointer, version, kind = self._log.newest(key)
+        versions: Mapping[str | None, str] = {}
+        if version is None and key not in self._deps:  # those of the step are in manifests
+            versions = self._log.versions(key, kind, self._partitions)
+        self._inputs[key] = pointer, versions, version or _UNKNOWN
 
     def tags(
-        self, key: dg.AssetKey, partition: str | None, versions: Mapping[dg.AssetKey, str]
+        self, key: dg.AssetKey, partition: str | None, made_from: Mapping[dg.AssetKey, str]
     ) -> dict[str, str]:
-        """Return the tags for an event of an asset's partition."""
-        made = {}
+        """Return the tags for an event of a partition, made from versions of the step's assets."""
+        tags = {}
         for dep in self._deps[key]:
-            if dep in self._inside:
-                pointer, version = str(self._above[dep].get(partition, _NO_EVENT)), _UNKNOWN
-            else:
-                pointer, version = self._outside[dep].at(partition)
+            pointer, versions, version = self._inputs[dep]
+            version = made_from.get(dep) or versions.get(partition, version)
             name = dep.to_user_string()
-            made[f"dagster/input_event_pointer/{name}"] = pointer
-            made[f"dagster/input_data_version/{name}"] = versions.get(dep, version)
-        return made
+            tags[f"dagster/input_event_pointer/{name}"] = pointer
+            tags[f"dagster/input_data_version/{name}"] = version
+        return tags
 
 
 @contextmanager

@@ -121,7 +121,6 @@ class RunReport:
         an event's bytes.
         """
         key = stage_key(self._pipeline, stage)
-        self._provenance.look_up(key, [each.partition for each in made])
         adopted = "".join(latest([each.since for each in self._adopted.get(stage, ())]))
         for each in made:
             manifest = each.manifest
@@ -152,6 +151,7 @@ class RunReport:
                     },
                 )
             )
+        self._provenance.read(key)
         log = EventLog(self._context.instance)
         return log.targets(key, [each.partition for each in made])
 
@@ -245,8 +245,8 @@ class RunReport:
         if not self._observes_source:
             return
         listed = {each.key: tuple(each.listed.values()) for each in plan.partitions}
-        if changed := log_changes(self._context, self._pipeline, listed):
-            self._provenance.observed(self._key_of(SOURCE), changed)
+        if log_changes(self._context, self._pipeline, listed):
+            self._provenance.read(self._key_of(SOURCE))
 
     def _materialized(self, event: Committed | Unchanged) -> None:
         self._pending.setdefault(event.stage, []).append(event)
