@@ -13,8 +13,8 @@ from vane_dagster._secrets import errors_masked
 from vane_dagster.engine.stage_batches import StageBatches, stage_batches
 from vane_dagster.orchestration.partition_order import DagsterOrder, range_tags
 from vane_dagster.pipeline.pipeline import Pipeline
+from vane_dagster.pipeline.stage_kind import with_upstream
 from vane_dagster.storage.batch_records import ProviderBatch
-from vane_dagster.storage.manifest import ManifestName
 from vane_dagster.storage.reader import in_force
 from vane_dagster.storage.store import Store
 
@@ -60,34 +60,27 @@ class BatchRuns:
         self.every = stage_batches(pipeline, store)
 
     def left(self, batches: StageBatches, batch: ProviderBatch) -> dict[Key, bool]:
-        """Return the partitions in which stages of the run that submitted a batch are to be run.
+        """Return the partitions in which the run that submitted a batch is to go on.
 
-        The stage has not been committed since the batch has ended, or one below it was made from
-        another version of it, or never. What a user has cancelled is left to the user.
+        The stage or one below it has not been committed since the batch has ended. What a user has
+        cancelled is left to the user.
 
         Returns:
-            Whether the stage has been committed since, by partition.
+            Whether the stage itself has been committed since, by partition.
         """
         if batch.is_canceled:
             return {}
-        by_stage = {
+        latest = {
             stage: in_force(self._store, self._pipeline.name, stage, batch.partitions)
             for stage in self._pipeline.stages
-            if stage in batch.stages
+            if stage in batch.stages and batches.stage in with_upstream(self._pipeline, stage)
         }
         left: dict[Key, bool] = {}
         for key in batch.partitions:
-            made = {stage: manifests.get(key) for stage, manifests in by_stage.items()}
-            own = made.get(batches.stage)
-            is_committed = own is not None and own.committed_at >= batch.ended_at
-            versions = {s: (m.generation, m.plan, m.content) for s, m in made.items() if m}
-            names = [
-                (u, m.upstream.get(u, "")) for m in made.values() if m for u in m.reads if u in made
-            ]
-            parsed = [(versions.get(u), ManifestName.parse(name)) for u, name in names]
-            is_behind = any(name is None or name.version != now for now, name in parsed)
-            if not is_committed or is_behind or None in made.values():
-                left[key] = is_committed
+            made = {stage: manifests.get(key) for stage, manifests in latest.items()}
+            done = {s for s, m in made.items() if m and m.committed_at >= batch.ended_at}
+            if done != made.keys():
+                left[key] = batches.stage in done
         return left
 
     def continuations(self, done: Collection[str] = ()) -> tuple[list[Continuation], set[str]]:
