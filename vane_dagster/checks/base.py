@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vane_dagster.checks.partition import CheckContext
 
 _NAME = re.compile(r"[A-Za-z0-9_]+")
-_VERSION = 4
+_VERSION = 5
 """Increment if a built-in check or its digest changes its meaning; all are evaluated again."""
 ANY = sys.float_info.max
 """The largest value of a field without a limit."""
@@ -155,20 +155,11 @@ class Check(abc.ABC):
         is_kind: Callable[[pa.DataType], bool] | None = None,
         kind: str = "",
     ) -> None:
-        """Raise DefinitionError if a column is missing or has another type.
-
-        Without named columns, at least one column must have the type.
-        """
+        """Raise DefinitionError if a named column is missing or has another type."""
         owner = f"{location}: check {self.name!r}: the stage"
         require_columns(owner, columns or (), schema.names, DefinitionError)
-        if is_kind is None:
-            return
-        if columns is None and not any(is_kind(each.type) for each in schema):
-            raise DefinitionError(
-                f"{location}: check {self.name!r} is of {kind}; the stage has none. Leave it out"
-            )
         for name in columns or ():
-            if not is_kind(column_type := schema.field(name).type):
+            if is_kind is not None and not is_kind(column_type := schema.field(name).type):
                 raise DefinitionError(
                     f"{location}: check {self.name!r} is of {kind}; column {name!r} is "
                     f"{column_type}"

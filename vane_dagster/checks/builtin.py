@@ -148,7 +148,7 @@ class Vectors(Check):
 
     Attributes:
         columns: The columns to check. Default: fixed-size lists and one-dimensional tensors of
-            floating-point numbers; if there are none, variable-size lists of them.
+            floating-point numbers.
         dimension: Their dimension. Default: any, but the same in every row.
         max_rate: The largest share of vectors that may be zero or contain a null, NaN or infinity.
             The dimension must not differ in any row.
@@ -175,10 +175,7 @@ class Vectors(Check):
         Raises:
             DefinitionError: If a column does not exist, or has no vectors.
         """
-        columns = _columns(self, self.columns, context, is_floats)
-        schema = context.schema
-        fixed = [name for name in columns if is_vectors(schema.field(name).type)]
-        columns = columns if self.columns else fixed or columns
+        columns = _columns(self, self.columns, context, is_vectors)
         statistics, rows = context.statistics(columns), context.counts.rows
         metadata: dict[str, Any] = {"rows": rows, "max_bad_rate": self.max_rate}
         texts, wrong = [], []
@@ -204,17 +201,8 @@ class Vectors(Check):
                 described = f"is {low}" if low == high else f"varies from {low} to {high}"
                 expected = self.dimension or "one dimension for all rows"
                 wrong.append(f"{name}: the dimension {described}; expected {expected}")
-        return CheckOutcome(not wrong, listed(wrong or texts, _DESCRIBED, "; "), metadata)
-
-
-@dataclass(frozen=True)
-class _InferredVectors(Vectors):
-    """Vectors whose columns are known only when a partition is computed."""
-
-    def evaluate(self, context: CheckContext) -> CheckOutcome:
-        if not any(is_vectors(each.type) for each in context.schema):
-            return CheckOutcome(True, "The stage has no vectors", {})
-        return super().evaluate(context)
+        texts = wrong or texts or ["The stage has no vectors"]
+        return CheckOutcome(not wrong, listed(texts, _DESCRIBED, "; "), metadata)
 
 
 @dataclass(frozen=True)
@@ -374,10 +362,9 @@ def defaults_for(
     quality: list[Check] = [PackagesUnchanged()] if kind == "map_batches" else []
     if columns is None or len(columns):
         quality.append(NullRate())
-    if kind == "embed" or any(is_vectors(f.type) for f in columns or ()):
+    is_inferred = columns is None and kind == "map_batches"
+    if kind == "embed" or is_inferred or any(is_vectors(f.type) for f in columns or ()):
         rows.append(Vectors())
-    elif columns is None and kind == "map_batches":  # its schema is inferred
-        rows.append(_InferredVectors(name="vectors"))
     if any(is_text(f.type) for f in columns or ()):
         quality.append(Text())
     checks = [Findings(tuple(rows), name=ROWS, blocking=True)]
