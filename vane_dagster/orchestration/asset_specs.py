@@ -29,7 +29,7 @@ def stage_spec(pipeline: Pipeline, spec: StageSpec) -> dg.AssetSpec:
     return dg.AssetSpec(
         key=stage_key(pipeline, spec.name),
         deps=[*(stage_key(pipeline, name) for name in spec.upstream), *spec.asset.deps],
-        code_version=code_version(stage_definition(pipeline, spec)),
+        code_version=stage_definition(pipeline, spec)[:16],
         **_common(pipeline, spec.asset, spec.kind, spec.description),
     )
 
@@ -42,11 +42,6 @@ def source_spec(pipeline: Pipeline, options: Asset) -> dg.AssetSpec:
         deps=list(options.deps),
         **_common(pipeline, options, source.kind, source.describe()),
     )
-
-
-def code_version(definition: str) -> str:
-    """Return a stage's Dagster code version, a prefix of its definition."""
-    return definition[:16]
 
 
 def _common(

@@ -10,7 +10,7 @@ import dagster as dg
 
 from vane_dagster._texts import EqualErrors, in_partition, listed
 from vane_dagster.orchestration.asset_specs import stage_key
-from vane_dagster.orchestration.event_log import EventLog, Target, events_grouped
+from vane_dagster.orchestration.event_log import EventLog, events_grouped
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.manifest import CheckResult
 
@@ -44,13 +44,12 @@ class CheckLog:
             if dg.AssetCheckKey(key, result.name) in self._selected:
                 self._pending.setdefault(stage, []).append((partition, result))
 
-    def write(self, stage: str, written: Mapping[str | None, Target]) -> None:
-        """Write a stage's evaluations inside a group."""
-        key = stage_key(self._pipeline, stage)
-        pending = self._pending.pop(stage, [])
-        others = list(dict.fromkeys(p for p, _ in pending if p not in written))
-        log = EventLog(self._context.instance)
-        targets = {**written, **(log.targets(key, others) if others else {})}
+    def write(self, stage: str) -> None:
+        """Write a stage's pending evaluations inside a group, after its materializations."""
+        if not (pending := self._pending.pop(stage, [])):
+            return
+        key, partitions = stage_key(self._pipeline, stage), {p: None for p, _ in pending}
+        targets = EventLog(self._context.instance).targets(key, [*partitions])
         for partition, result in pending:
             self._context.log_event(
                 dg.AssetCheckEvaluation(
@@ -70,7 +69,7 @@ class CheckLog:
         """Write all pending evaluations, for partitions materialized earlier."""
         with events_grouped(self._context.instance):
             for stage in list(self._pending):
-                self.write(stage, {})
+                self.write(stage)
 
     def outputs(self) -> Iterator[dg.Output[None]]:
         """Yield an output for each selected check.

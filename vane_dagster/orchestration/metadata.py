@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import dagster as dg
@@ -125,7 +125,7 @@ def stage_metadata(
     if servers:
         sections.append(markdown_table(servers[:_MAX_REPLICAS]))
     if manifest.sample:
-        sections.append(markdown_table([_with_short_ids(row, manifest) for row in manifest.sample]))
+        sections.append(markdown_table(manifest.sample))
     return {
         rows: manifest.rows,
         **first,
@@ -147,9 +147,3 @@ def _partition_figures(spec: StageSpec, manifest: Manifest) -> dict[str, Any]:
         inherited = usage.used(merge_measures(part.inherited for part in manifest.parts))
         figures |= usage.partial("inherited", inherited)
     return figures
-
-
-def _with_short_ids(row: Mapping[str, str], manifest: Manifest) -> dict[str, str]:
-    """Leave out the middle of long ids, so that the table has room for the other columns."""
-    ids = {name: row[name] for name in manifest.keys if len(row.get(name, "")) > 4 * _SHORT}
-    return {**row, **{name: f"{id[:_SHORT]}…{id[-2 * _SHORT :]}" for name, id in ids.items()}}

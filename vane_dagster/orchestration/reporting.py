@@ -22,15 +22,13 @@ from vane_dagster.events import (
     WaveStarted,
     WorkerReady,
 )
-from vane_dagster.orchestration.asset_specs import code_version, stage_key
+from vane_dagster.orchestration.asset_specs import stage_key
 from vane_dagster.orchestration.check_events import CheckLog, describe_checks
 from vane_dagster.orchestration.event_log import (
     DATA_VERSION,
     FIGURES,
     SUMMARY,
-    EventLog,
     Provenance,
-    Target,
     events_grouped,
 )
 from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
@@ -38,7 +36,6 @@ from vane_dagster.orchestration.progress import ProgressReport, RunSummary, log_
 from vane_dagster.orchestration.source_asset import log_changes
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
-from vane_dagster.planning.definition import stage_definition
 from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.adoptions import Adoption, latest
 from vane_dagster.storage.manifest import ManifestName
@@ -84,7 +81,7 @@ class RunReport:
         self._failed: list[Failed] = []
         self._errors = EqualErrors()
         self._waiting: list[Submitted] = []
-        self._definitions: Mapping[str, str] = {}
+        self._code_versions = {spec.key: spec.code_version for spec in context.assets_def.specs}
         self._is_planned = False
         self._adopted: Mapping[str, Sequence[Adoption]] = {}
         self._provenance = Provenance(context, partitions)
@@ -109,12 +106,11 @@ class RunReport:
         pending, self._pending = self._pending, {}
         with events_grouped(self._context.instance):
             for stage in self._pipeline.stages:
-                written = self._write(stage, pending[stage]) if pending.get(stage) else {}
-                self._checks.write(stage, written)
+                if stage in pending:
+                    self._write(stage, pending[stage])
+                self._checks.write(stage)
 
-    def _write(
-        self, stage: str, made: Sequence[Committed | Unchanged]
-    ) -> Mapping[str | None, Target]:
+    def _write(self, stage: str, made: Sequence[Committed | Unchanged]) -> None:
         """Write materializations of a stage; only the last one contains the column metadata.
 
         Dagster shows the columns of the latest materialization, and they take up to nine tenths of
@@ -145,15 +141,13 @@ class RunReport:
                     tags={
                         DATA_VERSION: each.name.content,
                         "dagster/data_version_is_user_provided": "true",
-                        "dagster/code_version": code_version(self._definitions[stage]),
+                        "dagster/code_version": self._code_versions[key],
                         **self._provenance.tags(key, each.partition, versions),
                         **_dimension_tags(each.partition),
                     },
                 )
             )
         self._provenance.read(key)
-        log = EventLog(self._context.instance)
-        return log.targets(key, [each.partition for each in made])
 
     def _take(self, event: Event) -> None:
         self._summary.take(event)
@@ -236,12 +230,6 @@ class RunReport:
         if plan.needed() or plan.failed:  # the summary has the rest
             self._log.info(str(plan))
         self._is_planned, self._adopted = True, plan.adopted
-        inferred = [stage for stage in self._pipeline if stage.spec.is_inferred]
-        self._definitions = {
-            **self._definitions,  # of partitions that are written later
-            **plan.definitions,  # Dagster knows the declared code, without inferred schemas
-            **{each.name: stage_definition(self._pipeline, each.spec) for each in inferred},
-        }
         if not self._observes_source:
             return
         listed = {each.key: tuple(each.listed.values()) for each in plan.partitions}
