@@ -21,7 +21,7 @@ import dagster as dg
 from vane_dagster.errors import described
 from vane_dagster.fingerprint.modules import path_kind
 from vane_dagster.orchestration.assets import PIPELINES
-from vane_dagster.orchestration.forecasts import partition_keys
+from vane_dagster.orchestration.partition_order import partition_keys
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import LocalCluster
 from vane_dagster.pipeline.stage_kind import SOURCE

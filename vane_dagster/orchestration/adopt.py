@@ -17,7 +17,7 @@ from vane_dagster.checks.comparison import Difference, compare, described
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.inference import pinned
 from vane_dagster.errors import DefinitionError, PlanError, SchemaError
-from vane_dagster.orchestration.forecasts import partition_keys
+from vane_dagster.orchestration.partition_order import partition_keys
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import LocalCompute
 from vane_dagster.orchestration.run import RunContext, recomputed

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vane_dagster.orchestration.io_manager import FragmentStore
 
 Key = str | None
-_TAG, _RANGE_TAG = "vane_dagster/batch", "vane_dagster/batch_range"
+_TAG = "vane_dagster/batch"
 _FINISHED = (dg.DagsterRunStatus.SUCCESS, dg.DagsterRunStatus.FAILURE, dg.DagsterRunStatus.CANCELED)
 _MOST_RETRIES = 2
 
@@ -120,27 +120,26 @@ def look_at_batches(
         runs, done = batch_runs.continuations(json.loads(context.cursor or "[]"))
     order = DagsterOrder(pipeline.partitions_def, context.instance)
 
-    def count_runs(tag: str, value: str, statuses: Collection[dg.DagsterRunStatus]) -> int:
-        filters = dg.RunsFilter(tags={tag: value}, statuses=[*statuses])
+    def count_runs(batch: str, statuses: Collection[dg.DagsterRunStatus]) -> int:
+        filters = dg.RunsFilter(tags={_TAG: batch}, statuses=[*statuses])
         return context.instance.get_runs_count(filters)
 
-    def failures(key: str) -> int:
-        return min(_MOST_RETRIES, count_runs(_RANGE_TAG, key, [dg.DagsterRunStatus.FAILURE]))
-
     unfinished = [status for status in dg.DagsterRunStatus if status not in _FINISHED]
-    requests = [
-        dg.RunRequest(
-            run_key=f"{key}/{failures(key)}",  # Dagster begins one run for each
-            partition_key=first if first == last else None,
-            asset_selection=[pipeline[stage].key for stage in run.stages],
-            run_config={"ops": {f"{pipeline.name}_pipeline": {"config": run.options}}},
-            tags={**range_tags(first, last), _TAG: run.batch.name, _RANGE_TAG: key},
-        )
-        for run in runs
-        if not count_runs(_TAG, run.batch.name, unfinished)
-        for first, last in order.ranges(run.partitions)
-        for key in [f"{run.batch.name}/{first}..{last}"]
-    ]
+    requests = []
+    for run in runs:
+        batch = run.batch.name
+        failures = min(_MOST_RETRIES, count_runs(batch, [dg.DagsterRunStatus.FAILURE]))
+        if not count_runs(batch, unfinished):
+            requests += [
+                dg.RunRequest(
+                    run_key=f"{batch}/{first}..{last}/{failures}",  # one run for each
+                    partition_key=first if first == last else None,
+                    asset_selection=[pipeline[stage].key for stage in run.stages],
+                    run_config={"ops": {f"{pipeline.name}_pipeline": {"config": run.options}}},
+                    tags={**range_tags(first, last), _TAG: batch},
+                )
+                for first, last in order.ranges(run.partitions)
+            ]
     in_flight = sum(len(each.in_flight) for each in batch_runs.every)
     return dg.SensorResult(
         run_requests=requests,

@@ -8,14 +8,12 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import dagster as dg
-
 from vane_dagster._arguments import list_of_names, positive
 from vane_dagster._secrets import errors_masked
 from vane_dagster.compute.client import running_pools
 from vane_dagster.engine.inference import with_pins
-from vane_dagster.errors import DefinitionError, VaneError, names
-from vane_dagster.orchestration.partition_order import partition_order
+from vane_dagster.errors import DefinitionError, VaneError
+from vane_dagster.orchestration.partition_order import partition_keys, partition_order
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.forecast import NOT_COUNTED, Forecast, Sample, forecast
@@ -151,36 +149,3 @@ def selected_stages(pipeline: Pipeline, select: Any, location: str) -> set[str]:
     if not chosen:
         raise DefinitionError(f"{location}: select is {select!r}, which names no stage")
     return chosen
-
-
-def partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[str | None]:
-    """Return the partition keys that are asked for: one, several, "first..last", or all."""
-    definition = pipeline.partitions_def
-    if definition is None:
-        if partitions is not None:
-            raise DefinitionError(f"{location}: the pipeline has no partitions; leave them out")
-        return [None]
-    order = partition_order(pipeline)
-    known = dict.fromkeys(order.all())
-    if not known:
-        raise DefinitionError(f"{location}: the pipeline has no partitions yet")
-    if partitions is None:
-        return list(known)
-    chosen: list[str | None] = []
-    for text in [partitions] if isinstance(partitions, str) else partitions:
-        if text in known:
-            chosen.append(text)
-            continue
-        first, dots, last = text.replace("...", "..").partition("..")  # as Dagster writes them
-        edges = (first, last) if dots else (text, text)
-        keys = list(known)
-        if unknown := [key for key in edges if key not in known]:
-            raise DefinitionError(
-                f"{location}: there is no partition {names(unknown)}; the first is {keys[0]!r}, "
-                f"the last {keys[-1]!r}"
-            )
-        with dg.partition_loading_context(dynamic_partitions_store=order.instance):
-            chosen += definition.get_partition_keys_in_range(dg.PartitionKeyRange(*edges))
-    if not chosen:
-        raise DefinitionError(f"{location}: {partitions!r} names no partition")
-    return list(dict.fromkeys(chosen))

@@ -8,6 +8,7 @@ from typing import Any
 
 import dagster as dg
 
+from vane_dagster.errors import DefinitionError, names
 from vane_dagster.pipeline.pipeline import Pipeline
 
 
@@ -79,6 +80,39 @@ def partition_order(pipeline: Pipeline) -> DagsterOrder:
     # The instance has the keys of partitions that are added at run time.
     is_dynamic = any(isinstance(d, dg.DynamicPartitionsDefinition) for d in (definition, *parts))
     return DagsterOrder(definition, dg.DagsterInstance.get() if is_dynamic else None)
+
+
+def partition_keys(pipeline: Pipeline, partitions: Any, location: str) -> list[str | None]:
+    """Return the partition keys that are asked for: one, several, "first..last", or all."""
+    definition = pipeline.partitions_def
+    if definition is None:
+        if partitions is not None:
+            raise DefinitionError(f"{location}: the pipeline has no partitions; leave them out")
+        return [None]
+    order = partition_order(pipeline)
+    known = dict.fromkeys(order.all())
+    if not known:
+        raise DefinitionError(f"{location}: the pipeline has no partitions yet")
+    if partitions is None:
+        return list(known)
+    chosen: list[str | None] = []
+    for text in [partitions] if isinstance(partitions, str) else partitions:
+        if text in known:
+            chosen.append(text)
+            continue
+        first, dots, last = text.replace("...", "..").partition("..")  # as Dagster writes them
+        edges = (first, last) if dots else (text, text)
+        keys = list(known)
+        if unknown := {*edges} - known.keys():
+            raise DefinitionError(
+                f"{location}: there is no partition {names(sorted(unknown))}; the first is "
+                f"{keys[0]!r}, the last {keys[-1]!r}"
+            )
+        with dg.partition_loading_context(dynamic_partitions_store=order.instance):
+            chosen += definition.get_partition_keys_in_range(dg.PartitionKeyRange(*edges))
+    if not chosen:
+        raise DefinitionError(f"{location}: {partitions!r} names no partition")
+    return list(dict.fromkeys(chosen))
 
 
 def range_tags(first: str | None, last: str | None) -> dict[str, str]:

@@ -12,8 +12,8 @@ from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import VaneError
 from vane_dagster.events import Committed, Event, Failed, Progress, Unchanged
 from vane_dagster.orchestration.check_events import Checked, describe_checks
-from vane_dagster.orchestration.forecasts import partition_keys, selected_stages
-from vane_dagster.orchestration.partition_order import partition_order
+from vane_dagster.orchestration.forecasts import selected_stages
+from vane_dagster.orchestration.partition_order import partition_keys, partition_order
 from vane_dagster.orchestration.progress import PRINTED, ProgressReport, RunSummary, log_text
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.reporting import failure_message

@@ -21,7 +21,7 @@ from vane_dagster.engine.inference import FirstRows, SchemaInference, calls_mode
 from vane_dagster.engine.kept_instances import with_kept_instances
 from vane_dagster.errors import DefinitionError, VaneError, names
 from vane_dagster.events import Event, Noticed, WorkerReady
-from vane_dagster.orchestration.partition_order import partition_order
+from vane_dagster.orchestration.partition_order import partition_keys
 from vane_dagster.orchestration.progress import PRINTED, log_text
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.orchestration.resources import Compute, LocalCompute
@@ -102,16 +102,7 @@ def preview(
     """Implement `Stage.preview`."""
     location = f"stage '{pipeline.name}/{stage}'"
     positive(location, "rows", rows)
-    if partition is None and pipeline.partitions_def is not None:
-        known = names(reversed(partition_order(pipeline).all()), 3)
-        raise DefinitionError(
-            f"{location}: preview: the pipeline is partitioned; name a partition with --partition "
-            f"or partition=; it has {known}"
-        )
-    if partition is not None and pipeline.partitions_def is None:
-        raise DefinitionError(
-            f"{location}: preview: partition is {partition!r}, but the pipeline is not partitioned"
-        )
+    partitions = partition_keys(pipeline, partition, f"{location}: preview")
     if store is None and not isinstance(compute, (LocalCompute, type(None))):
         raise DefinitionError(
             f"{location}: preview: with a cluster as compute=, pass store= too, for the temporary "
@@ -128,7 +119,7 @@ def preview(
             opened = open_store(store, f"{location}: preview")
         show = functools.partial(_show, f"stage '{pipeline.name}/{_INPUT.format(stage)}'")
         selected = with_upstream(pipeline, stage) - {SOURCE} | {_INPUT.format(stage)}
-        given = (pipeline, selected, [partition], opened, compute, show, not reload)
+        given = (pipeline, selected, partitions, opened, compute, show, not reload)
         return asked.preview(*stack.enter_context(previewing(*given)))
 
 
@@ -175,13 +166,10 @@ class _Asked:
         ids = [*self._input_ids(first)]
         id = input_id(first.plan.pipeline, self.stage)
         made = {*table.column(id).to_pylist()}  # with on_error="null" failed rows are among them
-        asked = {*self.ids} if self.ids else {*map(str, ids)} if self.where else None
-        failed = [
-            each
-            for each in self._failed(first)
-            if each.stage != self.stage or each.id not in made
-            if asked is None or str(each.id) in asked
-        ]
+        failed = [f for f in self._failed(first) if f.stage != self.stage or f.id not in made]
+        if self.ids or self.where:
+            asked = {*(self.ids or map(str, ids))}
+            failed = [each for each in failed if str(each.id) in asked]
         name = f"{pipeline.name}/{self.stage}"
         return Preview(
             name,

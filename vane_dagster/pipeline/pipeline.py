@@ -109,7 +109,7 @@ class Stage(Rows):
         Args:
             rows: The number of input rows, and the largest number of rows returned. More input is
                 read if a filter drops the first rows.
-            partition: The partition, if the pipeline has any.
+            partition: The partition. Default: the first one with rows.
             ids: The ids of the stage's input rows to compute, instead of the first ones.
             where: An SQL condition on the columns of the stage's input; the first rows for which it
                 is true are computed. If an upstream model has stored nothing, at most 64 times as
