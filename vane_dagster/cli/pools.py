@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import socket
 import sys
 from collections.abc import Iterable
@@ -13,13 +12,17 @@ import click
 from vane_dagster._texts import duration, table
 from vane_dagster.cli.options import ADDRESS, AS_JSON, NAME, print_json
 from vane_dagster.compute.actor_names import actor_names
-from vane_dagster.compute.client import PoolManagerClient, ask_worker, brief, pool_managers
+from vane_dagster.compute.client import (
+    PoolManagerClient,
+    ask_pool_managers,
+    ask_worker,
+    pool_managers,
+)
 from vane_dagster.compute.connection import connect, connect_address
 from vane_dagster.compute.local_head import HeadFolder, LocalHead
 from vane_dagster.compute.local_heads import running_heads
 from vane_dagster.errors import ComputeError
 
-_ANSWER_SECONDS = 30.0
 _Pool = dict[str, Any]
 _POOL = click.argument("pool")
 
@@ -38,7 +41,7 @@ def pools(context: click.Context, name: str | None, address: str | None, as_json
         if name or address or as_json:
             raise click.UsageError(f"write the options after {context.invoked_subcommand}")
         return
-    listed = _listed(_managers(name, address))
+    listed = _listed(name, address)
     if as_json:
         print_json(listed)
     elif listed:
@@ -64,18 +67,15 @@ def evict(
     """
     if (pool is None) == (not everything):
         raise click.UsageError("give one pool, or --all")
-    managers = _managers(name, address)
-    every = _listed(managers)
+    every = _listed(name, address)
     listed = every if pool is None else _chosen(every, pool)
-    ended = [
-        one for one in listed if _ask(managers, one["keeper"], "evict", one["identity"], force)
-    ]
-    for one in ended:
-        click.echo(f"Ended {_shown(one)}.")
-    left = [one for one in listed if one not in ended]
-    for one in left:
+    identity = None if pool is None else listed[0]["identity"]
+    ended = ask_pool_managers("evict", identity, force)
+    left = [one for one in listed if one["identity"] not in ended[one["keeper"]]]
+    for one in listed:
         runs = ", ".join(one["leases"]) or "a run that has just begun"
-        click.echo(f"{_shown(one)} is leased by {runs}; --force ends it.", err=True)
+        text = f"{_shown(one)} is leased by {runs}; --force ends it."
+        click.echo(text if one in left else f"Ended {_shown(one)}.", err=one in left)
     if not listed:
         click.echo("No pools: nothing to end.")
     sys.exit(1 if left else 0)
@@ -92,7 +92,7 @@ def logs(pool: str, lines: int, name: str | None, address: str | None, as_json: 
 
     The log has the lines of all runs. Secrets are masked.
     """
-    workers = _chosen(_listed(_managers(name, address)), pool)[0]["workers"]
+    workers = _chosen(_listed(name, address), pool)[0]["workers"]
     texts = {worker["name"]: ask_worker(worker["name"], "log", lines) for worker in workers}
     if as_json:
         print_json(texts)
@@ -118,7 +118,7 @@ def endpoint(
 
     The command takes no lease, so the server may stop at any time.
     """
-    server = _chosen(_listed(_managers(name, address)), pool)[0]
+    server = _chosen(_listed(name, address), pool)[0]
     if not server["server"]:
         raise click.ClickException(f"{_shown(server)} is not a server")
     own = socket.gethostname()
@@ -145,8 +145,8 @@ def local_head(name: str | None, address: str | None) -> HeadFolder | None:
     return next((place for place, head in running_heads() if head.address == address), None)
 
 
-def _managers(name: str | None, address: str | None) -> dict[str, Any]:
-    """Return the pool managers of a running cluster, by name."""
+def _listed(name: str | None, address: str | None) -> list[_Pool]:
+    """Connect to a running cluster, and return the pools of its pool managers."""
     place = local_head(name, address)
     if isinstance(place, LocalHead):
         if place.connect(start=False) is None:
@@ -160,23 +160,9 @@ def _managers(name: str | None, address: str | None) -> dict[str, Any]:
         connect_address(address, {})
     if actor_names() and not pool_managers():
         PoolManagerClient()  # starts one, which adopts the workers
-    return pool_managers()
-
-
-def _listed(managers: dict[str, Any]) -> list[_Pool]:
-    """Return the pools of all pool managers."""
     # The field keeps its former name, because scripts read the JSON.
-    return [{"keeper": each, **pool} for each in managers for pool in _ask(managers, each, "pools")]
-
-
-def _ask(managers: dict[str, Any], name: str, method: str, *given: Any) -> Any:
-    """Call a method of a pool manager."""
-    ray: Any = importlib.import_module("ray")
-    try:
-        answer = getattr(managers[name], method).remote(*given)
-        return ray.get(answer, timeout=_ANSWER_SECONDS)
-    except ray.exceptions.RayError as error:
-        raise ComputeError(f"{name} does not answer to {method!r}: {brief(error)}") from error
+    listed = ask_pool_managers("pools").items()
+    return [{"keeper": name, **pool} for name, pools in listed for pool in pools]
 
 
 def _chosen(listed: list[_Pool], text: str) -> list[_Pool]:

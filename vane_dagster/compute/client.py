@@ -33,15 +33,22 @@ def pool_managers() -> dict[str, Any]:
     }
 
 
-def running_pools() -> set[str]:
-    """Identities of the pools with workers, on the cluster that this process is connected to."""
+def ask_pool_managers(method: str, *args: Any) -> dict[str, Any]:
+    """Call a method of the pool managers of all versions; return the answers by their names."""
     import ray
 
-    asked = [manager.pools.remote() for manager in pool_managers().values()]
+    managers = pool_managers()
     try:
-        listed = ray.get(asked, timeout=_WORKER_SECONDS)
+        asked = [getattr(manager, method).remote(*args) for manager in managers.values()]
+        return dict(zip(managers, ray.get(asked, timeout=_WORKER_SECONDS)))
     except ray.exceptions.RayError as error:
-        raise ComputeError(f"a pool manager does not answer: {brief(error)}") from error
+        who = " or ".join(managers)
+        raise ComputeError(f"{who} does not answer to {method!r}: {brief(error)}") from error
+
+
+def running_pools() -> set[str]:
+    """Identities of the pools with workers, on the cluster that this process is connected to."""
+    listed = ask_pool_managers("pools").values()
     return {pool["identity"] for pools in listed for pool in pools if pool["workers"]}
 
 

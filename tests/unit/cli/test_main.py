@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from vane_dagster.cli import cluster, pools
 from vane_dagster.cli.main import main
 from vane_dagster.cli.options import IDS
+from vane_dagster.compute import client
 
 
 @pytest.mark.parametrize(
@@ -61,8 +62,20 @@ class SilentPoolManager:
             raise ray.exceptions.RayActorError
 
 
-def test_a_pool_manager_that_does_not_answer_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "_managers", lambda name, address: {"keeper-1": SilentPoolManager})
+@pytest.fixture
+def of_cluster(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """A cluster with a pool manager."""
+
+    def made(manager: Any) -> None:
+        for name in ("local_head", "connect_address", "actor_names"):
+            monkeypatch.setattr(pools, name, lambda *_: None)
+        monkeypatch.setattr(client, "pool_managers", lambda: {"keeper-1": manager})
+
+    return made
+
+
+def test_a_pool_manager_that_does_not_answer_is_a_failure(of_cluster) -> None:
+    of_cluster(SilentPoolManager)
     listed = CliRunner().invoke(main, ["pools", "--json"])
     assert listed.exit_code == 1
     assert json.loads(listed.stdout)["error"].startswith("keeper-1 does not answer")
@@ -71,11 +84,10 @@ def test_a_pool_manager_that_does_not_answer_is_a_failure(monkeypatch: pytest.Mo
         assert (done.exit_code, done.stdout) == (1, "")
 
 
-def test_a_pool_manager_that_dies_during_evict_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_manager_that_dies_during_evict_is_named(of_cluster, monkeypatch) -> None:
     pool = {"keeper": "keeper-1", "identity": "abc", "label": "Model", "leases": []}
-    silent = SimpleNamespace(evict=SilentPoolManager.pools)
-    monkeypatch.setattr(pools, "_managers", lambda name, address: {"keeper-1": silent})
-    monkeypatch.setattr(pools, "_listed", lambda found: [pool])
+    of_cluster(SimpleNamespace(evict=SilentPoolManager.pools))
+    monkeypatch.setattr(pools, "_listed", lambda name, address: [pool])
     done = CliRunner().invoke(main, ["pools", "evict", "--all"])
     assert done.exit_code == 1
     assert "keeper-1 does not answer to 'evict'" in done.stderr
@@ -83,8 +95,7 @@ def test_a_pool_manager_that_dies_during_evict_is_named(monkeypatch: pytest.Monk
 
 def test_servers_of_one_name_are_told_apart_by_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     both = [{"identity": id, "label": "server llm", "server": "llm"} for id in ("abc", "abd")]
-    monkeypatch.setattr(pools, "_managers", lambda name, address: {})
-    monkeypatch.setattr(pools, "_listed", lambda found: both)
+    monkeypatch.setattr(pools, "_listed", lambda name, address: both)
     unclear = CliRunner().invoke(main, ["pools", "endpoint", "llm"])
     assert unclear.exit_code == 1
     assert "there are 2 pools 'llm'" in unclear.stderr
