@@ -16,7 +16,6 @@ from vane_dagster._texts import count, listed
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
 from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
 from vane_dagster.orchestration.read import quarantine as failed_rows
-from vane_dagster.planning.causes import ALWAYS, upstream_changed
 
 _SHOWN = 3
 _VARYING = re.compile(r"'[^']*'|\"[^\"]*\"|0x[0-9a-f]+|\d+")
@@ -98,11 +97,7 @@ def _retry(stage: Any, keys: list[str] | None, store: Any, given: Definitions) -
     keys = [key for key in failed if key is not None] or None
     wanted: dict[str, Any] = {"select": f"{stage.name}+", "store": store}
     plan = stage.pipeline.plan(keys, **wanted)
-    follows, due = {ALWAYS}, list[str]()
-    for each in plan.stages:
-        if causes := set().union(*each.due.values()):
-            due += [each.stage] * bool(causes - follows)
-            follows.add(upstream_changed(each.stage))
+    due = [each.stage for each in plan.stages if each.up_to_date < each.partitions]
     for name in (*due, *plan.unknown):
         other = "/".join(stage.pipeline[name].key.path)
         raise click.ClickException(
