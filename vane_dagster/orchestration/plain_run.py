@@ -7,16 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from vane_dagster._secrets import errors_masked, masked
-from vane_dagster._texts import EqualErrors
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.errors import VaneError
-from vane_dagster.events import Committed, Event, Failed, Progress, Unchanged
+from vane_dagster.events import Committed, Event, Unchanged
 from vane_dagster.orchestration.check_events import Checked, describe_checks
 from vane_dagster.orchestration.forecasts import selected_stages
 from vane_dagster.orchestration.partition_order import partition_keys, partition_order
-from vane_dagster.orchestration.progress import PRINTED, ProgressReport, RunSummary, log_text
+from vane_dagster.orchestration.progress import PRINTED, RunLog
 from vane_dagster.orchestration.read import open_store
-from vane_dagster.orchestration.reporting import failure_message
 from vane_dagster.orchestration.resources import LocalCompute
 from vane_dagster.orchestration.run import RunContext, run_pipeline
 from vane_dagster.orchestration.run_options import RunOptions
@@ -38,8 +36,14 @@ def run(
     opened = open_store(store, location)
     run_id = f"run-{secrets.token_hex(4)}"
     checks = CheckRunner(pipeline, opened, partition_order(pipeline).before, run_id)
-    report = _Report(pipeline.name)
-    context = RunContext(opened, run_id, checks, report.listen)
+    log, checked = RunLog(PRINTED, pipeline.name), list[Checked]()
+
+    def listen(event: Event) -> None:
+        log.take(event)
+        if isinstance(event, (Committed, Unchanged)) and (manifest := event.manifest):
+            checked.extend((event.stage, event.partition, each) for each in manifest.checks)
+
+    context = RunContext(opened, run_id, checks, listen)
     with errors_masked():
         compute = LocalCompute() if compute is None else compute
         finished = False
@@ -47,38 +51,12 @@ def run(
             run_pipeline(context, pipeline, selected, keys, compute, RunOptions(**options))
             finished = True
         finally:  # after an interrupt, too
-            if finished or report.checks:
-                print(report.text(finished))
-        errors = report.errors.texts()
-        if blocked := [each for each in report.checks if each[2].blocks]:
+            if finished or checked:
+                print(log.summary.text(finished))
+            if checked:
+                print(f"  {describe_checks(checked)}")
+        errors = log.errors.texts()
+        if blocked := [each for each in checked if each[2].blocks]:
             errors.append(f"blocking {describe_checks(blocked)}")
         if errors:
             raise VaneError(masked("\n\n".join(errors)))
-
-
-class _Report:
-    """Prints a run's progress and warnings."""
-
-    def __init__(self, pipeline: str) -> None:
-        self._pipeline, self._summary = pipeline, RunSummary()
-        self.errors, self.checks = EqualErrors(), list[Checked]()
-        self._progress = ProgressReport(print)
-
-    def listen(self, event: Event) -> None:
-        """Handle an event."""
-        self._summary.take(event)
-        if isinstance(event, Progress):
-            self._progress(event)
-        elif isinstance(event, Failed):
-            if event.because is None:
-                text = failure_message(event, self._pipeline)
-                self.errors.add(event.partition, text, event.stage)
-        elif isinstance(event, (Committed, Unchanged)) and (manifest := event.manifest):
-            self.checks += [(event.stage, event.partition, each) for each in manifest.checks]
-        else:
-            log_text(PRINTED, event)
-
-    def text(self, finished: bool) -> str:
-        """Return the summary of a run that finished or was stopped."""
-        text = self._summary.text(finished)
-        return f"{text}\n  {describe_checks(self.checks)}" if self.checks else text

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from vane_dagster._secrets import masked
-from vane_dagster._texts import amount, count, duration, rate
+from vane_dagster._texts import EqualErrors, amount, count, duration, in_partition, rate
 from vane_dagster.engine.bottleneck import Advice, WaveTime, advise
 from vane_dagster.events import (
     Committed,
@@ -33,6 +33,9 @@ from vane_dagster.storage.manifest import Manifest
 _LOG_SECONDS = 5.0
 _STALLED_SECONDS = 30.0
 _MIN_SHARE = 0.05
+SHOWN_ERRORS = 5
+"""The error of a run has the text of this many errors."""
+_MAX_CHARACTERS = 1_000
 
 
 class ProgressReport:
@@ -63,8 +66,8 @@ class ProgressReport:
                 self._log(f"{stage}: {line}")
 
 
-PRINTED = SimpleNamespace(info=print, warning=print)
-"""A log that is printed."""
+PRINTED = SimpleNamespace(info=print, warning=print, error=lambda text: None)
+"""A log that is printed, without errors, which a run raises."""
 
 
 def log_text(log: Any, event: Event) -> None:
@@ -291,3 +294,50 @@ class RunSummary:
         if advice := self.advice(finished):
             lines.append(f"  {advice}")
         return "\n".join(lines)
+
+
+class RunLog:
+    """Logs a run's progress, texts and errors, and sums its events up.
+
+    Attributes:
+        summary: The sums.
+        failed: The failures.
+        errors: The errors that caused them.
+    """
+
+    def __init__(self, log: Any, pipeline: str) -> None:
+        self._log, self._pipeline = log, pipeline
+        self.summary, self.failed, self.errors = RunSummary(), list[Failed](), EqualErrors()
+        self._progress = ProgressReport(log.info)
+
+    def take(self, event: Event) -> None:
+        """Add an event."""
+        self.summary.take(event)
+        if isinstance(event, Progress):
+            self._progress(event)
+        elif isinstance(event, Failed):
+            self.failed.append(event)
+            if event.because is None:
+                self._add_error(event)
+        else:
+            log_text(self._log, event)
+
+    def _add_error(self, event: Failed) -> None:
+        """Log the first of equal errors, in one line if the run's error has all of it."""
+        message = failure_message(event, self._pipeline)
+        if number := self.errors.add(event.partition, message, event.stage):
+            self._log.error(first_line(message) if number <= SHOWN_ERRORS else message)
+
+
+def failure_message(failure: Failed, pipeline: str) -> str:
+    """Return the error, masked, with its stage and partition unless it begins with a place."""
+    text = masked(str(failure.error))
+    if text.startswith(("stage ", "pipeline ")):
+        return text
+    return f"stage '{pipeline}/{failure.stage}'{in_partition(failure.partition)}: {text}"
+
+
+def first_line(message: str) -> str:
+    """Return the first line of a message, truncated."""
+    line = message.partition("\n")[0]
+    return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}…"

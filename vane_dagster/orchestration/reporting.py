@@ -7,15 +7,12 @@ from typing import Any
 
 import dagster as dg
 
-from vane_dagster._secrets import masked
-from vane_dagster._texts import EqualErrors, in_partition
 from vane_dagster.engine.committer import BlockedError
 from vane_dagster.errors import SourceError, StoreError, names
 from vane_dagster.events import (
     Committed,
     Event,
     Failed,
-    Progress,
     RunPlanned,
     Submitted,
     Unchanged,
@@ -32,7 +29,12 @@ from vane_dagster.orchestration.event_log import (
     events_grouped,
 )
 from vane_dagster.orchestration.metadata import column_metadata, stage_metadata
-from vane_dagster.orchestration.progress import ProgressReport, RunSummary, log_text
+from vane_dagster.orchestration.progress import (
+    SHOWN_ERRORS,
+    RunLog,
+    failure_message,
+    first_line,
+)
 from vane_dagster.orchestration.source_asset import log_changes
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -48,9 +50,6 @@ LOGGED_ALREADY = {"__source_asset_observation__": True}
 
 # Write pending events after this many partitions of stages, and every second.
 _GROUP = 100
-# The error of a run has the text of this many errors.
-_SHOWN = 5
-_MAX_CHARACTERS = 1_000
 
 
 class RunReport:
@@ -76,10 +75,8 @@ class RunReport:
         self._store = store
         self._partitions = partitions
         self._log = context.log
-        self._progress = ProgressReport(context.log.info)
-        self._summary = RunSummary()
-        self._failed: list[Failed] = []
-        self._errors = EqualErrors()
+        self._run_log = RunLog(context.log, pipeline.name)
+        self._summary = self._run_log.summary
         self._waiting: list[Submitted] = []
         self._code_versions = {spec.key: spec.code_version for spec in context.assets_def.specs}
         self._is_planned = False
@@ -150,23 +147,18 @@ class RunReport:
         self._provenance.read(key)
 
     def _take(self, event: Event) -> None:
-        self._summary.take(event)
+        self._run_log.take(event)
         if isinstance(event, WaveStarted):
             self._begun.update(event.stages)
         if isinstance(event, RunPlanned):
             self._planned(event.plan)
-        elif isinstance(event, Progress):
-            self._progress(event)
         elif isinstance(event, Submitted):
             self._waiting.append(event)
             self._not_materialized(event)
         elif isinstance(event, (Committed, Unchanged)):
             self._materialized(event)
         elif isinstance(event, Failed):
-            self._failed.append(event)
             self._not_materialized(event)
-            if event.because is None:
-                self._add_error(event)
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)
         elif isinstance(event, WaveStarted) and event.count > 1:
@@ -174,8 +166,6 @@ class RunReport:
             self._log.info(
                 f"wave {event.index} of {event.count}: stages {', '.join(event.stages)}{models}"
             )
-        else:
-            log_text(self._log, event)
 
     def _worker_ready(self, event: WorkerReady) -> None:
         """Log each model load, and the first warm worker of a model: there may be hundreds."""
@@ -204,7 +194,7 @@ class RunReport:
             if event.expected:
                 metadata["expected_by"] = dg.MetadataValue.timestamp(event.expected)
         else:
-            metadata["error"] = _first_line(failure_message(event, self._pipeline.name))
+            metadata["error"] = first_line(failure_message(event, self._pipeline.name))
             if command := self._logs(event):
                 metadata["logs"] = dg.MetadataValue.md(command)
         self._context.log_event(
@@ -263,7 +253,7 @@ class RunReport:
         These are a result for each stage without a partition that failed or waits for batches; the
         events are logged.
         """
-        failed = {failure.stage for failure in self._failed}
+        failed = {failure.stage for failure in self._run_log.failed}
         failed |= {stage for stage, _, _ in self._checks.blocked}
         failed |= {event.stage for event in self._waiting}  # Dagster skips what is downstream
         done = [stage.key for stage in self._pipeline if stage.name not in failed]
@@ -272,23 +262,17 @@ class RunReport:
             shown = self._shown if key == keys[-1] else {}
             yield dg.MaterializeResult(asset_key=key, metadata={**LOGGED_ALREADY, **shown})
         yield from self._checks.outputs()
-        if self._failed or self._checks.blocked:
+        if self._run_log.failed or self._checks.blocked:
             raise self._failure()
 
-    def _add_error(self, event: Failed) -> None:
-        """Log the first of equal errors, in one line if the step's failure has all of it."""
-        message = failure_message(event, self._pipeline.name)
-        if number := self._errors.add(event.partition, message, event.stage):
-            self._log.error(_first_line(message) if number <= _SHOWN else message)
-
     def _failure(self) -> dg.Failure:
-        blocked = self._checks.blocked
-        keys = {failure.partition for failure in self._failed} | {key for _, key, _ in blocked}
-        errors = self._errors.texts()
-        texts = errors[:_SHOWN]
-        if (more := len(errors) - _SHOWN) > 0:
+        blocked, failures = self._checks.blocked, self._run_log.failed
+        errors = self._run_log.errors.texts()
+        keys = {failure.partition for failure in failures} | {key for _, key, _ in blocked}
+        texts = errors[:SHOWN_ERRORS]
+        if (more := len(errors) - SHOWN_ERRORS) > 0:
             texts.append(f"The log has {more} more errors")
-        causes = [each for each in self._failed if each.because is None]
+        causes = [each for each in failures if each.because is None]
         commands = dict.fromkeys(map(self._logs, causes))
         if shown := list(filter(None, commands)):
             texts.append(f"Output of the workers: {', '.join(shown)}")
@@ -300,11 +284,6 @@ class RunReport:
             texts.insert(0, f"{of}. Finished parts are kept.")
         is_transient = not all(each.error.is_permanent for each in causes)
         return dg.Failure("\n\n".join(texts), metadata=self._shown, allow_retries=is_transient)
-
-
-def _first_line(message: str) -> str:
-    line = message.partition("\n")[0]
-    return line if len(line) <= _MAX_CHARACTERS else f"{line[:_MAX_CHARACTERS]}…"
 
 
 def _dimension_tags(partition: str | None) -> dict[str, str]:
@@ -324,11 +303,3 @@ def _observes_source(context: dg.AssetExecutionContext, pipeline: Pipeline) -> b
     key, graph = stage_key(pipeline, SOURCE), context.job_def.asset_layer.asset_graph
     # A job that was made without the asset has a stub in its place.
     return graph.has(key) and not graph.get(key).assets_def.is_auto_created_stub
-
-
-def failure_message(failure: Failed, pipeline: str) -> str:
-    """Return the error, masked, with its stage and partition unless it begins with a place."""
-    text = masked(str(failure.error))
-    if text.startswith(("stage ", "pipeline ")):
-        return text
-    return f"stage '{pipeline}/{failure.stage}'{in_partition(failure.partition)}: {text}"

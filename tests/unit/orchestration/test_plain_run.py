@@ -16,7 +16,7 @@ from support.reused import upper
 from vane_dagster.engine.row_lookups import RowLookups
 from vane_dagster.errors import DefinitionError, VaneError
 from vane_dagster.events import Failed, WorkerReady
-from vane_dagster.orchestration.reporting import failure_message
+from vane_dagster.orchestration.progress import failure_message
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.store import Store
 
