@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from html import escape
@@ -63,6 +64,11 @@ class EqualErrors:
             where = f"{in_partitions([*each])}, the first" if others else in_partition(key)[2:]
             texts.append(text if where in text else f"{where}: {text}")
         return texts
+
+
+def minute(at: float) -> str:
+    """Format a Unix time in seconds as local time; ``-`` for 0."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) if at else "-"
 
 
 def count(number: int, noun: str) -> str:

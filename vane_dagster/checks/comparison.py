@@ -37,6 +37,7 @@ _NAMED = 5
 _ROWS = 1 << 14
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
+Floats: TypeAlias = npt.NDArray[np.float64]
 _Rows: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -144,6 +145,11 @@ def plain(values: Union[pa.Array, pa.ChunkedArray]) -> pa.Array:
     return array.cast(storage_type(plain_type(array.type)))
 
 
+def floats(numbers: Union[pa.Array, pa.ChunkedArray]) -> Floats:
+    """Return numbers of any type as floating-point numbers; nulls are NaN."""
+    return np.asarray(numbers.cast(pa.float64(), safe=False).fill_null(np.nan))
+
+
 def elements(before: pa.Array, now: pa.Array) -> tuple[Mask, _Rows, pa.Array, pa.Array]:
     """Return which pairs of lists have one length; of these the row of each element, and both.
 
@@ -202,7 +208,7 @@ def inside(
 
 
 def _far(before: pa.Array, now: pa.Array, tolerance: float) -> Mask:
-    a, b = (np.asarray(each.cast(pa.float64(), safe=False)) for each in (before, now))
+    a, b = floats(before), floats(now)
     with np.errstate(all="ignore"):  # of infinite numbers
         gaps = np.abs(a - b)
         near = np.isfinite(gaps) & (gaps <= tolerance * (1 + np.abs(a)))

@@ -12,6 +12,7 @@ import pyarrow as pa
 from vane_dagster._arguments import positive, text
 from vane_dagster._lazy import pc
 from vane_dagster.checks.base import ANY, Check
+from vane_dagster.checks.comparison import floats
 from vane_dagster.checks.context import CheckOutcome, Severity
 from vane_dagster.errors import SchemaError
 from vane_dagster.types.kinds import is_floats, is_number, is_text
@@ -154,16 +155,10 @@ def _values(context: CheckContext, check: Drift) -> pa.ChunkedArray:
 
 
 def _of_numbers(check: Drift, now: CheckContext, before: CheckContext) -> _Compared:
-    values = [_numbers(each, check) for each in (now, before)]
+    values = [floats(_values(each, check)) for each in (now, before)]
     edges = _edges(values[1], check.bins)
     counts = [_binned(each, edges) for each in values]
     return "psi", population_stability_index(*counts), check.max_psi
-
-
-def _numbers(context: CheckContext, check: Drift) -> Array:
-    """Return the sampled numbers; nulls are NaN."""
-    arrays = _values(context, check).cast(pa.float64(), safe=False).fill_null(np.nan).to_numpy()
-    return np.asarray(arrays)
 
 
 def _edges(values: Array, bins: int) -> Array:
@@ -224,8 +219,7 @@ def _centroid(context: CheckContext, check: Drift) -> tuple[Array, int]:
                 f"column {check.column!r} has vectors of different dimensions, such as {low} and "
                 f"{high if low != high else len(total)}, which have no centroid"
             )
-        values = vectors.flatten().cast(pa.float64()).fill_null(np.nan)
-        matrix = values.to_numpy(zero_copy_only=False).reshape(len(vectors), low)
+        matrix = floats(vectors.flatten()).reshape(len(vectors), low)
         matrix = matrix[np.isfinite(matrix).all(axis=1)]
         if len(matrix):
             total = matrix.sum(axis=0) + (total if count else 0)

@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from vane_dagster._keywords import require_columns
@@ -18,11 +17,13 @@ from vane_dagster._lazy import pc
 from vane_dagster._texts import Printed, count, table
 from vane_dagster.checks.comparison import (
     Difference,
+    Floats,
     Mask,
     apart,
     by_default,
     differing,
     elements,
+    floats,
     inside,
     plain,
 )
@@ -38,8 +39,6 @@ from vane_dagster.types.schema import ERROR_COLUMN
 _MAX_LABELS = 20
 _SHOWN = 5
 _QUANTILES = (0.05, 0.5, 0.95)
-
-_Floats: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -344,8 +343,8 @@ class _Column:
     different: int = 0
     kinds: set[str] = field(default_factory=set)
     labels: Counter[tuple[Any, Any]] | None = field(default_factory=Counter)
-    numbers: list[Sequence[_Floats]] = field(default_factory=list)
-    scores: list[_Floats] = field(default_factory=list)
+    numbers: list[Sequence[Floats]] = field(default_factory=list)
+    scores: list[Floats] = field(default_factory=list)
     worst: list[tuple[float, Difference]] = field(default_factory=list)
 
     def add(self, ids: pa.Array, before: pa.Array, now: pa.Array, sampled: Mask) -> Mask:
@@ -362,7 +361,7 @@ class _Column:
         scores = _SCORES[kind](before, now)
         self.scores.append(scores[sampled[rows]])
         if kind == "number":
-            self.numbers.append([_floats(each)[sampled[rows]] for each in (before, now)])
+            self.numbers.append([floats(each)[sampled[rows]] for each in (before, now)])
         scores = np.where(differs[rows], np.nan_to_num(scores, nan=np.inf), -1)
         for i in np.argsort(-scores, kind="stable")[:_SHOWN].tolist():
             if scores[i] >= 0:
@@ -422,18 +421,12 @@ def _kind(kind: pa.DataType) -> str:
     return next((name for name, fits in known.items() if fits), "other")
 
 
-def _floats(numbers: pa.Array) -> _Floats:
-    """Return numbers as such of one type; nulls are NaN."""
-    floats = numbers.cast(pa.float64(), safe=False).fill_null(np.nan)
-    return np.asarray(floats.to_numpy(zero_copy_only=False))
-
-
-def _distances(before: pa.Array, now: pa.Array) -> _Floats:
+def _distances(before: pa.Array, now: pa.Array) -> Floats:
     """Return one minus the cosine of pairs of vectors; NaN for null, zero and other lengths."""
     _, rows, *components = elements(before, now)
-    a, b = map(_floats, components)
+    a, b = map(floats, components)
     ab, aa, bb = (np.bincount(rows, each, len(before)) for each in (a * b, a * a, b * b))
-    distances: _Floats = 1 - ab / np.sqrt(aa * bb)
+    distances: Floats = 1 - ab / np.sqrt(aa * bb)
     return distances
 
 
@@ -444,12 +437,12 @@ def _overlap(before: str | None, now: str | None) -> float:
     return 2 * (a & b).total() / total if total else 1.0
 
 
-def _of_texts(before: pa.Array, now: pa.Array) -> _Floats:
+def _of_texts(before: pa.Array, now: pa.Array) -> Floats:
     return np.array([1 - _overlap(*each) for each in zip(before.to_pylist(), now.to_pylist())])
 
 
-_SCORES: Mapping[str, Callable[[pa.Array, pa.Array], _Floats]] = {
-    "number": lambda before, now: np.abs(_floats(before) - _floats(now)),
+_SCORES: Mapping[str, Callable[[pa.Array, pa.Array], Floats]] = {
+    "number": lambda before, now: np.abs(floats(before) - floats(now)),
     "text": _of_texts,
     "vector": _distances,
     "boolean": lambda before, now: np.ones(len(before)),

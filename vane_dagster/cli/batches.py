@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import time
 from dataclasses import asdict
 
 import click
 
-from vane_dagster._texts import count
+from vane_dagster._texts import count, minute
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
 from vane_dagster.cli.options import AS_JSON, print_json
 from vane_dagster.orchestration.batch_runs import BatchRuns
@@ -87,10 +86,8 @@ def cancel(definitions: Definitions, pipeline: str | None, names: tuple[str, ...
 
 
 def _line(stage: str, batch: ProviderBatch) -> str:
-    at, until = (
-        time.strftime("%Y-%m-%d %H:%M", time.localtime(each)) for each in (batch.at, batch.expected)
-    )
-    text = f"{stage}: batch {batch.name}, {count(batch.requests, 'request')}, {at}: {batch.state}"
+    text = f"{stage}: batch {batch.name}, {count(batch.requests, 'request')}, {minute(batch.at)}"
+    text += f": {batch.state}"
     if batch.ended_at:
         return text + "".join(f", {number:,} {status}" for status, number in batch.counts.items())
-    return f"{text}, expected by {until}" if batch.expected else text
+    return f"{text}, expected by {minute(batch.expected)}" if batch.expected else text

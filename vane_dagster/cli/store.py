@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from vane_dagster._texts import count, table
+from vane_dagster._texts import count, minute, table
 from vane_dagster.cli.options import AS_JSON, print_json
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.read import open_store
@@ -106,9 +106,8 @@ def list_results(root: str, path: str, as_json: bool) -> None:
     for each in contents.results(opened, path):
         if as_json:
             print_json(asdict(each), indent=None)
-        last = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.committed_at))
         texts = [f"{n:,}" for n in (each.partitions, each.rows, each.parts, each.bytes)]
-        lines.append([each.stage, each.partition or "-", *texts, last if each.partitions else "-"])
+        lines.append([each.stage, each.partition or "-", *texts, minute(each.committed_at)])
     if not lines[1:]:
         raise click.ClickException(
             f"{opened.described} has no stage at {path!r}; is it a store's root?"

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from vane_dagster._secrets import masked
-from vane_dagster._texts import EqualErrors, amount, count, duration, in_partition, rate
+from vane_dagster._texts import EqualErrors, amount, count, duration, in_partition, minute, rate
 from vane_dagster.engine.bottleneck import Advice, WaveTime, advise
 from vane_dagster.events import (
     Committed,
@@ -73,10 +73,11 @@ PRINTED = SimpleNamespace(info=print, warning=print, error=lambda text: None)
 def log_text(log: Any, event: Event) -> None:
     """Log an event that is a text, and no other, by `log.info` or `log.warning`."""
     if isinstance(event, Printed):
-        where = "" if event.partition is None else f", partition {event.partition!r}"
         say = log.warning if event.output.has_problem else log.info
         text = masked(event.output.text.rstrip())
-        say(f"{event.stage}{where} printed (worker {event.worker}):\n{text}")
+        say(
+            f"{event.stage}{in_partition(event.partition)} printed (worker {event.worker}):\n{text}"
+        )
     elif isinstance(event, Noticed):
         (log.warning if event.is_problem else log.info)(masked(event.text))
 
@@ -284,8 +285,7 @@ class RunSummary:
         named = [(name, self._stages[name]) for name in planned if name in self._stages]
         lines += [f"  {name}: {stage.text(self._pool(name))}" for name, stage in named]
         if self.expected:
-            until = time.strftime("%Y-%m-%d %H:%M", time.localtime(self.expected))
-            collect = "`vane-dagster batches collect`"
+            until, collect = minute(self.expected), "`vane-dagster batches collect`"
             lines.append(f"  batches submitted, expected to end by {until}; then run {collect}")
         lines += [
             f"  {'' if use.kind == 'server' else f'{use.kind} '}{name}: {use}"

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Union
 
-from vane_dagster._texts import count
+from vane_dagster._texts import count, minute
 from vane_dagster.checks.context import RecomputedRows
 from vane_dagster.compute.api import Backend
 from vane_dagster.compute.client import make_room
@@ -147,7 +147,7 @@ def await_batches(
         The partitions with a batch that a user has cancelled since, which are left to the user.
     """
     keys = {each.partition for each in submitted}
-    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(s.expected for s in submitted)))
+    until = minute(max(each.expected for each in submitted))
     text = f"waiting for batches of {count(len(keys), 'partition')}, until {until}"
     run.listen(Noticed(text, False))
     every = stage_batches(pipeline, run.store, {each.stage for each in submitted})
