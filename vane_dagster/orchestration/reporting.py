@@ -77,7 +77,7 @@ class RunReport:
         self._log = context.log
         self._run_log = RunLog(context.log, pipeline.name)
         self._summary = self._run_log.summary
-        self._waiting: list[Submitted] = []
+        self._unfinished: set[str] = set()
         self._code_versions = {spec.key: spec.code_version for spec in context.assets_def.specs}
         self._is_planned = False
         self._adopted: Mapping[str, Sequence[Adoption]] = {}
@@ -152,12 +152,9 @@ class RunReport:
             self._begun.update(event.stages)
         if isinstance(event, RunPlanned):
             self._planned(event.plan)
-        elif isinstance(event, Submitted):
-            self._waiting.append(event)
-            self._not_materialized(event)
         elif isinstance(event, (Committed, Unchanged)):
             self._materialized(event)
-        elif isinstance(event, Failed):
+        elif isinstance(event, (Failed, Submitted)):
             self._not_materialized(event)
         elif isinstance(event, WorkerReady):
             self._worker_ready(event)
@@ -188,6 +185,7 @@ class RunReport:
 
     def _not_materialized(self, event: Failed | Submitted) -> None:
         """Log why a partition is not materialized, as an observation of its asset."""
+        self._unfinished.add(event.stage)
         metadata: dict[str, Any] = {"state": "failed"}
         if isinstance(event, Submitted):
             metadata["state"] = "submitted"
@@ -253,10 +251,9 @@ class RunReport:
         These are a result for each stage without a partition that failed or waits for batches; the
         events are logged.
         """
-        failed = {failure.stage for failure in self._run_log.failed}
-        failed |= {stage for stage, _, _ in self._checks.blocked}
-        failed |= {event.stage for event in self._waiting}  # Dagster skips what is downstream
-        done = [stage.key for stage in self._pipeline if stage.name not in failed]
+        # Dagster skips what is downstream of the others.
+        others = self._unfinished | {stage for stage, _, _ in self._checks.blocked}
+        done = [stage.key for stage in self._pipeline if stage.name not in others]
         keys = [key for key in done if key in self._context.selected_asset_keys]
         for key in keys:
             shown = self._shown if key == keys[-1] else {}
