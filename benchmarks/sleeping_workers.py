@@ -20,7 +20,7 @@ from unittest import mock
 
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Capacity, Worker
 from vane_dagster.compute.pool_state import LeaseRecord, PoolState
-from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable, Group
+from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
 from vane_dagster.engine import executor
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.scheduler import WaveScheduler
@@ -160,10 +160,10 @@ class SleepingWorkers:
     # Claims
 
     def ask(
-        self, groups: Sequence[Group], release: Sequence[bytes] = (), ages: Any = None
-    ) -> ClaimAnswer:
+        self, wanted: Sequence[Sequence[str]], release: Sequence[str] = (), age: float = 0.0
+    ) -> Sequence[ClaimAnswer]:
         with self._lock:
-            request = ClaimRequest("holder", "run", 30.0, groups, release, ages or {})
+            request = ClaimRequest("holder", "run", 30.0, wanted, release, age)
             return self._table.ask(request, self._clock())
 
     def close(self) -> None:

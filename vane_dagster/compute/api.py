@@ -182,7 +182,7 @@ class Backend(Protocol):
         """Identities of the pools that have workers."""
 
     def claims(self, run_id: str) -> Claims:
-        """The run's claims on fragments, which other runs with the same workers respect."""
+        """The run's claims on partitions, which other runs with the same workers respect."""
 
     def lease(
         self, run_id: str, pools: Sequence[PoolSpec], terms: LeaseTerms | None = None

@@ -102,7 +102,7 @@ class PoolManager:
         is_alive = self._pool_state.heartbeat(beat, time.monotonic())
         return self._pool_state.moves(beat.id) if is_alive else None
 
-    async def claim(self, request: ClaimRequest) -> ClaimAnswer:
+    async def claim(self, request: ClaimRequest) -> list[ClaimAnswer]:
         """See `ClaimTable.ask`."""
         await self._started()
         return self._claims.ask(request, time.monotonic())

@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +28,7 @@ from vane_dagster.compute.connection import alive_nodes
 from vane_dagster.compute.head_watch import HeadWatch
 from vane_dagster.compute.pool_state import LEASE_SECONDS, LeaseAnswer, LeaseRecord
 from vane_dagster.compute.waits import short
-from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Claims, Group
+from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, Claims
 from vane_dagster.errors import ClusterLostError, ComputeError
 from vane_dagster.retries import Cause
 from vane_dagster.servers.directory import Endpoints
@@ -381,7 +381,7 @@ class RayLease:
 
 
 class RayClaims(Claims):
-    """A run's claims on fragments, held by the pool manager.
+    """A run's claims on partitions, held by the pool manager.
 
     They expire like a lease, some time after their process was killed. Those of a pool manager
     that was restarted are lost.
@@ -391,24 +391,21 @@ class RayClaims(Claims):
         self._pool_manager, self._run_id, self._lasts = pool_manager, run_id, ttl_seconds
         self._holder = f"{run_id}-{secrets.token_hex(4)}"
         self._over = threading.Event()
-        _start_beating(self._over, ttl_seconds, lambda: bool(self.ask(())))
+        _start_beating(self._over, ttl_seconds, lambda: self.ask(()) is not None)
 
     def ask(
-        self,
-        groups: Sequence[Group],
-        release: Sequence[bytes] = (),
-        ages: Mapping[str, float] | None = None,
-    ) -> ClaimAnswer:
+        self, wanted: Sequence[Sequence[str]], release: Sequence[str] = (), age: float = 0.0
+    ) -> Sequence[ClaimAnswer]:
         """See `Claims.ask`. Without a pool manager everything is granted: claims only save work."""
-        request = ClaimRequest(self._holder, self._run_id, self._lasts, groups, release, ages or {})
+        request = ClaimRequest(self._holder, self._run_id, self._lasts, wanted, release, age)
         try:
-            answer: ClaimAnswer = self._pool_manager.call("claim", request)
-            return answer
+            answers: Sequence[ClaimAnswer] = self._pool_manager.call("claim", request)
+            return answers
         except ClusterLostError:  # the driver detects it by itself
             pass
         except ComputeError as error:
-            _log.warning("fragments are computed without claims: %s", error)
-        return super().ask(groups)
+            _log.warning("partitions are computed without claims: %s", error)
+        return super().ask(wanted)
 
     def close(self) -> None:
         """See `Claims.close`."""

@@ -57,7 +57,7 @@ def execute(
     needed = plan.needed()
     assert backend is not None or not needed, "a plan with missing parts needs a backend"
     backend = backend if needed else None
-    claims: Claims = Claims() if backend is None else backend.claims(run_id)
+    claims = Claims() if backend is None or plan.is_sample else backend.claims(run_id)
     checked, pools = None, {}
     try:
         if backend is not None:
@@ -103,10 +103,11 @@ def _compute(
     servers = largest(checked.servers.values())
     waves = plan_waves(capacity, needed, upstream, pools, servers)
     for index, stages in enumerate(waves):
-        if not state.fragments_left(stages):  # their upstream stages failed
+        left = sum(map(len, state.fragments_left(stages).values()))
+        if not left:  # their upstream stages failed
             continue
         own = {stage: pools[stage] for stage in stages if stage in pools}
-        readers = 1 if plan.is_sample else min(capacity.cpus, state.fragments_left(stages))
+        readers = 1 if plan.is_sample else min(capacity.cpus, left)
         used = {i: servers[i] for pool in own.values() for i in pool.uses.values()}
         io = PoolSpec(IO_WORKERS, "read and write", (1, max(1, readers)), threads=1)
         claimed = [*largest(own.values()).values(), *used.values()]

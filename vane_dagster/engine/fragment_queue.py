@@ -1,4 +1,4 @@
-"""The fragments of a wave in order, each claimed before its work begins."""
+"""The fragments of a wave in order, of partitions that are claimed before their work begins."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from vane_dagster.compute.waits import Waits, short
-from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
 from vane_dagster.engine.accounting import WaveProgress
 from vane_dagster.engine.fragment_state import FragmentState, bytes_read, make_task_states
 from vane_dagster.engine.row_lookups import RowLookups
@@ -24,50 +23,43 @@ FoundParts = Mapping[str, Mapping[int, Part]]
 """Parts of a partition, by stage and fragment index."""
 _MIN_AHEAD = 4
 _MAX_AHEAD = 64
-_RELEASE_SECONDS = 0.2
-_RETRY_SECONDS = 2.0
-_RETRY_IDLE_SECONDS = 0.5
-_MAX_RETRIED = 256
+_ASK_SECONDS = 0.5
 _REPORT_AFTER_SECONDS = 1.0
-_MAX_HELD = 256
+_MAX_WAITING = 256
 """Waiting partitions that are looked at, at a time."""
 
 
-_Place = tuple[int, int]
-"""A fragment of the wave: its partition, and its index there."""
-_ClaimGroups = Sequence[tuple[_Place, Mapping[str, bytes]]]
-"""Fragments, each with the names of the claims on it by stage."""
-
-
 @dataclass(frozen=True)
-class _ClaimResult:
-    """The answers to claims on fragments, and what was read for those that were granted.
+class _Claim:
+    """The answer to a claim on a partition.
 
     Attributes:
-        asked: The fragments.
-        claims: The answers.
-        listed_at: Monotonic time at which partitions were listed again.
-        stored: The parts of partitions that other runs worked on.
+        partition: Its index.
+        names: The names of the claim.
+        held_by: The run that has it; empty if it was granted.
+        stored: The parts in the store, if another run has worked on it.
     """
 
-    asked: _ClaimGroups
-    claims: ClaimAnswer
-    listed_at: float
-    stored: Mapping[int, FoundParts]
+    partition: int
+    names: Sequence[str]
+    held_by: str
+    stored: FoundParts
 
 
 class FragmentQueue:
     """Queue of the fragments that a wave must compute.
 
-    A fragment's stages are claimed together or not at all, on the queue's own thread, and as many
-    fragments ahead of their admission as are in progress. If another run computes a fragment, it is
-    put back and later ones are tried. It is requested again until that run has released it; then
-    parts that are now in the store are used as if the planner had found them, and the rest is
-    computed. A fragment that waits for another run thus holds neither memory nor claims. The same
-    holds for the fragments of a partition that waits for another one of this run; see `RowLookups`.
+    A partition is claimed for all of its stages in the wave or for none, before its first fragment
+    begins, and released when no fragment is left. Claims are made ahead, on the queue's own thread.
+    If another run has a partition, it is put back and later ones are tried. It is requested again
+    until that run has released it; then parts that are now in the store are used as if the planner
+    had found them, and the rest is computed. What waits for another run thus holds neither memory
+    nor claims. Partitions that wait for another one of this run are not claimed either; see
+    `RowLookups`.
 
     Attributes:
         lookups: Where the rows of fragments are looked up.
+        left: Upper bound of the fragments not yet handed out or found; some may be given up.
     """
 
     def __init__(
@@ -80,28 +72,24 @@ class FragmentQueue:
     ) -> None:
         self._state, self._stages, self._claims = state, tuple(stages), state.claims
         self._counts, self._waits, self._clock = counts, waits, clock
-        self._left = {
-            partition: zip(itertools.repeat(partition), range(len(planned.fragments)))
-            for partition, planned in enumerate(state.plan.partitions)
-        }
+        self._to_claim = state.fragments_left(stages)
+        self._fresh = deque(self._to_claim)
         self._has_fresh = True
-        self._ready: deque[FragmentState] = deque()
-        self._blocked: dict[_Place, str] = {}
+        self._blocked: dict[int, str] = {}
+        self._ready: deque[tuple[int, int]] = deque()
+        self._unfinished: dict[int, int] = {}
+        self._names: dict[int, Sequence[str]] = {}
+        self._releases: list[str] = []
         self.lookups = RowLookups(state)
-        self._mine: set[_Place] = set()
-        self._releases: list[bytes] = []
-        self._listed_at: dict[int, float] = {}
-        self._ahead = _MIN_AHEAD
-        self._asked_at = self._retried_at = 0.0
-        self._asking: Future[_ClaimResult] | None = None
+        self._asked_at = 0.0
+        self._asking: Future[list[_Claim]] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-claim")
-        self.left = state.fragments_left(stages)
-        """Upper bound of the fragments not yet handed out or found; some may be given up."""
+        self.left = sum(map(len, self._to_claim.values()))
 
     @property
     def is_empty(self) -> bool:
         """Whether no more fragments will be handed out."""
-        return self.is_last and not self._blocked and not self._left
+        return self.is_last and not self._blocked and not self._fresh
 
     @property
     def is_last(self) -> bool:
@@ -110,112 +98,102 @@ class FragmentQueue:
 
     @property
     def is_claiming(self) -> bool:
-        """Whether the queue waits for claims on the next fragment."""
+        """Whether the queue waits for claims on the next partition."""
         return self._asking is not None and not self._ready
 
-    def drop_given_up(self) -> None:
-        """Remove failed stages from the next fragments; drop fragments without other stages."""
-        while run := self.peek():
-            failed, stages = self._state.failed, run.task_states
-            is_damaged = run.place in self._state.damaged
-            run.abandon({s for s in stages if is_damaged or (run.partition, s) in failed})
-            if run.task_states:
-                return
-            self.end(self.pop())
-
     def peek(self) -> FragmentState | None:
-        """The next fragment; None if there is none at present."""
-        return self._ready[0] if self._ready else None
+        """The next fragment, after those that were given up; None if there is none at present."""
+        while self._ready:
+            partition, index = self._ready[0]
+            if not (specs := self._specs(partition, index)):
+                self.pop()
+                self.end(partition)
+                continue
+            fragment = self._state.plan.partitions[partition].fragments[index]
+            states = make_task_states(self._state.pipeline, specs)
+            run = FragmentState(partition, index, fragment, states)
+            run.bytes_read = bytes_read(self._state.parts, partition, index, specs)
+            lookups = {stage: self.lookups.resolve(partition, stage) for stage in states}
+            run.known = {stage: lookup for stage, lookup in lookups.items() if lookup is not None}
+            return run
+        return None
 
-    def pop(self) -> FragmentState:
-        """Remove and return the next fragment."""
+    def pop(self) -> None:
+        """Remove the next fragment."""
         self.left -= 1
-        return self._ready.popleft()
+        self._ready.popleft()
 
-    def end(self, run: FragmentState) -> None:
-        """Release the claims of a fragment with no more work."""
-        self._releases += run.claims
-        self._mine.discard(run.place)
+    def end(self, partition: int) -> None:
+        """Count a fragment with no more work; release its partition after the last one."""
+        self._unfinished[partition] -= 1
+        self._release_finished(partition)
 
     def apply_claims(self) -> None:
         """Process the answer to the last claims, if it has arrived."""
         if self._asking is None or not self._asking.done():
             return
-        answered, self._asking = self._asking.result(), None
-        for partition, parts in answered.stored.items():
-            self._listed_at[partition] = answered.listed_at
-            self._take_stored(partition, parts)
-        for (place, keys), other in zip(answered.asked, answered.claims.held_by):
-            self._blocked.pop(place, None)
-            if other:
-                self._blocked[place] = other
-            else:
-                self._take_granted(place, keys)
+        claims, self._asking = self._asking.result(), None
+        for claim in claims:
+            partition = claim.partition
+            self._blocked.pop(partition, None)
+            if claim.held_by:
+                self._blocked[partition] = claim.held_by
+                continue
+            self._take_stored(partition, claim.stored)
+            planned = self._to_claim.pop(partition)
+            left = [index for index in planned if self._specs(partition, index)]
+            self.left -= len(planned) - len(left)
+            self._ready += ((partition, index) for index in left)
+            self._unfinished[partition], self._names[partition] = len(left), claim.names
+            self._release_finished(partition)
 
     def claim_ahead(self, in_progress: int) -> None:
-        """Claim fragments ahead and release finished ones, without waiting for the answer."""
+        """Claim partitions ahead and release finished ones, without waiting for the answer."""
         if self._asking is not None:
             return
-        now, idle = self._clock(), not in_progress
-        self._ahead = min(_MAX_AHEAD, max(_MIN_AHEAD, in_progress))
-        places = self._next_fresh(idle) if len(self._ready) <= self._ahead // 2 else []
-        if now - self._retried_at >= (_RETRY_IDLE_SECONDS if idle else _RETRY_SECONDS):
-            self._retried_at = now
-            places += list(self._blocked)[:_MAX_RETRIED]
-        asked = [(place, self._keys(place)) for place in places]
-        for place, keys in asked:
-            if not keys and self._blocked.pop(place, ""):
-                self.left -= 1
-        asked = [(place, keys) for place, keys in asked if keys]
-        if asked or (self._releases and now - self._asked_at >= _RELEASE_SECONDS):
+        now, ahead = self._clock(), min(_MAX_AHEAD, max(_MIN_AHEAD, in_progress))
+        is_short = len(self._ready) <= ahead // 2
+        asked = self._next_fresh(ahead, idle=not in_progress) if is_short else []
+        if is_due := now - self._asked_at >= _ASK_SECONDS:
             self._asked_at = now
+            asked += itertools.islice(self._blocked, _MAX_WAITING)
+        if asked or (is_due and self._releases):
             releases, self._releases = self._releases, []
-            self._asking = self._thread.submit(self._ask, asked, releases)
+            due = [(partition, self._due(partition)) for partition in asked]
+            self._asking = self._thread.submit(self._ask, due, releases)
 
     def report_waits(self, idle: bool) -> None:
         """Report the runs that are waited for, if nothing can be done before they end."""
-        others_have_all = self._blocked and not (self._ready or self._has_fresh)
-        if not (idle and others_have_all):
-            self._end_wait()
-            return
-        runs, n = sorted({*self._blocked.values()}), len(self._blocked)
-        text = f"waiting for {n:,} fragment{'s' * (n > 1)} of {short(runs)}"
-        self._waits.begin("fragments", text, _REPORT_AFTER_SECONDS)
-
-    def _end_wait(self) -> None:
-        self._waits.end("fragments", "no longer waiting for other runs")
+        if idle and self._blocked and not (self._ready or self._has_fresh):
+            runs, n = sorted({*self._blocked.values()}), len(self._blocked)
+            text = f"waiting for {n:,} partition{'s' * (n > 1)} of {short(runs)}"
+            self._waits.begin("partitions", text, _REPORT_AFTER_SECONDS)
+        else:
+            self._waits.end("partitions", "no longer waiting for other runs")
 
     def close(self) -> None:
-        """Release all claims of the wave."""
+        """Release what is finished. The claims of a wave that is cut short end with the run's."""
         self._thread.shutdown()
-        self._end_wait()
-        if self._asking is not None and self._asking.exception() is None:
-            answered = self._asking.result()
-            for (_, keys), other in zip(answered.asked, answered.claims.held_by):
-                self._releases += [] if other else keys.values()
-        for run in self._ready:
-            self.end(run)
+        self.report_waits(idle=False)
         if self._releases:
             self._claims.ask((), self._releases)
 
     # On the queue's own thread
 
-    def _ask(self, asked: _ClaimGroups, releases: Sequence[bytes]) -> _ClaimResult:
-        plan, scope_of = self._state.plan, self._state.claim_scope
-        scopes = {p: scope_of(plan.partitions[p].key) for (p, _), _ in asked}
-        now = self._clock()
-        answer = self._claims.ask(
-            [Group(scopes[p], tuple(keys.values())) for (p, _), keys in asked],
-            releases,
-            {scope: now - self._listed_at.get(p, plan.listed_at) for p, scope in scopes.items()},
-        )
-        granted = [each for each, other in zip(asked, answer.held_by) if not other]
-        listed_at = self._clock()
-        changed = {p for (p, _), _ in granted if scopes[p] in answer.changed}
-        stored = {p: self._parts(p) for p in changed}
-        for partition, stage in {(p, stage) for (p, _), keys in granted for stage in keys}:
-            self.lookups.resolve(partition, stage)  # it remembers what it has read
-        return _ClaimResult(asked, answer, listed_at, stored)
+    def _ask(
+        self, due: Sequence[tuple[int, Sequence[str]]], releases: Sequence[str]
+    ) -> list[_Claim]:
+        state, age = self._state, self._clock() - self._state.plan.listed_at
+        names = [[state.claim_name(partition, s) for s in stages] for partition, stages in due]
+        claims = list[_Claim]()
+        for (partition, stages), own, answer in zip(
+            due, names, self._claims.ask(names, releases, age)
+        ):
+            stored = self._parts(partition) if answer.is_changed else {}
+            claims.append(_Claim(partition, own, answer.held_by, stored))
+            for stage in () if answer.held_by else stages:
+                self.lookups.resolve(partition, stage)  # it remembers what it has read
+        return claims
 
     def _parts(self, partition: int) -> FoundParts:
         try:
@@ -224,88 +202,59 @@ class FragmentQueue:
             self._state.emit(Noticed(f"parts of another run could not be looked up: {error}"))
             return {}
 
-    # Next fragments
+    # Next partitions
 
-    def _next_fresh(self, idle: bool) -> list[_Place]:
-        """The next fragments to claim, of partitions that need not wait for other partitions."""
-        places, waiting = list[_Place](), 0
-        for partition in list(self._left):
-            if len(places) >= self._ahead or waiting >= _MAX_HELD:
-                break
-            planned, failed = self._state.plan.partitions[partition], self._state.failed
-            due = [
-                stage
-                for stage in self._stages
-                if not planned.stages[stage].done and (partition, stage) not in failed
-            ]
-            if self.lookups.must_wait(partition, due):
-                waiting += 1
+    def _next_fresh(self, room: int, idle: bool) -> list[int]:
+        """The next partitions to claim, except for those that must wait for another partition."""
+        taken, waiting = list[int](), list[int]()
+        while self._fresh and room > 0 and len(waiting) < _MAX_WAITING:
+            partition = self._fresh.popleft()
+            if self.lookups.must_wait(partition, self._due(partition)):
+                waiting.append(partition)
             else:
-                places += self._take(partition, self._ahead - len(places))
-        if idle and self._left and not (places or self._ready or self._blocked):
-            places = self._take(next(iter(self._left)), self._ahead)  # it would wait forever
-        self._has_fresh = len(places) >= self._ahead
-        return places
-
-    def _take(self, partition: int, most: int) -> list[_Place]:
-        """Take fragments of a partition."""
-        taken = [*itertools.islice(filter(self._to_compute, self._left[partition]), most)]
-        if len(taken) < most:
-            del self._left[partition]
+                taken.append(partition)
+                room -= len(self._to_claim[partition])
+        self._has_fresh = room <= 0 and bool(self._fresh)
+        if idle and waiting and not (taken or self._ready or self._blocked):
+            taken.append(waiting.pop(0))  # it would wait forever
+        self._fresh.extendleft(reversed(waiting))
         return taken
 
-    def _to_compute(self, place: _Place) -> list[StageSpec]:
+    def _due(self, partition: int) -> list[str]:
+        """The stages of the wave to compute in a partition, upstream first."""
+        state, planned = self._state, self._state.plan.partitions[partition]
+        return [
+            stage
+            for stage in self._stages
+            if not planned.stages[stage].done
+            and (partition, stage) not in state.failed
+            and len(state.parts[partition, stage]) < len(planned.fragments)
+        ]
+
+    def _specs(self, partition: int, index: int) -> list[StageSpec]:
         """The stages of the wave to compute for a fragment, upstream first.
 
         Excludes stages that have a part and stages that were given up.
         """
-        state, (partition, index) = self._state, place
-        planned = state.plan.partitions[partition]
-        if place in state.damaged:
+        state = self._state
+        if (partition, index) in state.damaged:
             return []
         return [
             state.pipeline[stage].spec
-            for stage in self._stages
-            if not planned.stages[stage].done
-            and index not in state.parts[partition, stage]
-            and (partition, stage) not in state.failed
+            for stage in self._due(partition)
+            if index not in state.parts[partition, stage]
             and not state.pending.has(partition, stage, index)
         ]
 
     def _take_stored(self, partition: int, stored: FoundParts) -> None:
-        """Use parts that another run has written, except for fragments in progress here."""
+        """Use parts that another run has written."""
         for stage, parts in stored.items():
             for index, part in parts.items():
-                if (partition, index) in self._mine or (partition, stage) in self._state.failed:
-                    continue
-                if index not in self._state.parts[partition, stage]:
+                if (partition, stage) not in self._state.failed:
                     self._counts.take_stored(partition, index, stage)
                     self._state.add_part(partition, stage, index, part)
 
-    def _take_granted(self, place: _Place, keys: Mapping[str, bytes]) -> None:
-        specs = self._to_compute(place)
-        if not specs:
-            self._releases += keys.values()
-            self.left -= 1
-            return
-        partition, index = place
-        fragment = self._state.plan.partitions[partition].fragments[index]
-        run = FragmentState(*place, fragment, make_task_states(self._state.pipeline, specs))
-        run.bytes_read = bytes_read(self._state.parts, partition, index, specs)
-        run.claims = tuple(keys.values())
-        lookups = {spec.name: self.lookups.resolve(partition, spec.name) for spec in specs}
-        run.known = {stage: lookup for stage, lookup in lookups.items() if lookup is not None}
-        self._mine.add(place)
-        self._ready.append(run)
-
-    # Names of claims
-
-    def _keys(self, place: _Place) -> dict[str, bytes]:
-        """The names of the claims that a fragment needs, by stage; empty if it is done."""
-        specs, (partition, index) = self._to_compute(place), place
-        planned = self._state.plan.partitions[partition]
-        scope = self._state.claim_scope(planned.key)
-        return {
-            spec.name: claim_key(scope, spec.name, planned.stages[spec.name].keys[index])
-            for spec in specs
-        }
+    def _release_finished(self, partition: int) -> None:
+        if not self._unfinished[partition]:
+            del self._unfinished[partition]
+            self._releases += self._names.pop(partition)

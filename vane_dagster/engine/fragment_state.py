@@ -93,7 +93,6 @@ class FragmentState:
         known: Where rows are looked up, by stage, apart from the parts that this run has written.
         unreadable: Names of damaged files in which no rows are looked up any more.
         is_suspect: Whether it may have ended a worker: its calls are then alone at theirs.
-        claims: The names of the run's claims on it.
         charge: Bytes of the memory budget that it is charged.
     """
 
@@ -107,7 +106,6 @@ class FragmentState:
     known: dict[str, RowLookup] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
     is_suspect: bool = False
-    claims: tuple[bytes, ...] = ()
     charge: int = 0
 
     @property

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from vane_dagster.checks.builtin import ErrorRate, findings_of
 from vane_dagster.checks.compared import Compared
-from vane_dagster.compute.work_claims import Claims, Group, claim_key
+from vane_dagster.compute.work_claims import Claims
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.committer import Commit, Committer, WithheldError
 from vane_dagster.engine.figures import computation_figures
@@ -33,6 +33,7 @@ from vane_dagster.events import (
     StageStats,
     Unchanged,
 )
+from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.plan import Part, PartitionPlan, RunPlan
 from vane_dagster.planning.stored_parts import StoredParts
@@ -103,18 +104,19 @@ class RunState:
                     i: Part(folder, part) for i, part in enumerate(manifest.parts)
                 }
 
-    def fragments_left(self, stages: Sequence[str]) -> int:
-        """Number of fragments with at least one stage to compute that was not given up."""
-        return len(
-            {
-                (index, i)
-                for index, partition in enumerate(self.plan.partitions)
+    def fragments_left(self, stages: Sequence[str]) -> dict[int, list[int]]:
+        """The fragments with at least one stage to compute that was not given up, by partition."""
+        left = {
+            index: {
+                i
                 for stage in stages
                 if (index, stage) not in self.failed
                 for i in partition.stages[stage].missing
                 if (index, i) not in self.damaged and not self.pending.has(index, stage, i)
             }
-        )
+            for index, partition in enumerate(self.plan.partitions)
+        }
+        return {index: sorted(fragments) for index, fragments in left.items() if fragments}
 
     def begin(self) -> None:
         """Report completed partitions, and commit those that lack only a manifest."""
@@ -379,10 +381,16 @@ class RunState:
             before = self._before.get(before)
         return None if before is None else self.plan.partitions[before].key
 
-    def claim_scope(self, partition: str | None) -> str:
-        """The scope of the claims on a partition, for all drivers with the same path to it."""
-        root, name = self.store.root, self.pipeline.name
-        return f"{protocol_of(root.url)}|{root.path}|{name}|{partition_folder(partition)}"
+    def claim_name(self, index: int, stage: str) -> str:
+        """Name the work on a stage of a partition, equal in runs that would write equal parts."""
+        partition, definition = self.plan.partitions[index], self.plan.definitions[stage]
+        generation = partition.stages[stage].generation
+        return self._work_name(partition.key, stage, definition, generation)
+
+    def _work_name(self, partition: str | None, stage: str, *work: str) -> str:
+        """Name work for all drivers with the same path to the store."""
+        root, folder = self.store.root, partition_folder(partition)
+        return digest(protocol_of(root.url), root.path, self.pipeline.name, folder, stage, *work)
 
     @contextlib.contextmanager
     def _publishing(self, manifest: Manifest) -> Iterator[None]:
@@ -390,14 +398,13 @@ class RunState:
 
         Called on a thread of the committer.
         """
-        scope = self.claim_scope(manifest.partition)
-        group = Group(scope, (claim_key(scope, manifest.stage, "publish"),))
-        while self.claims.ask([group]).held_by[0]:
+        names = [self._work_name(manifest.partition, manifest.stage, "publish")]
+        while self.claims.ask([names])[0].held_by:
             time.sleep(_PUBLISH_POLL_SECONDS)
         try:
             yield
         finally:
-            self.claims.ask((), group.keys)
+            self.claims.ask((), names)
 
     def _id_rule(self, partition: PartitionPlan) -> str:
         if partition.inputs:

@@ -139,7 +139,6 @@ class WaveScheduler:
 
     def _admit(self) -> None:
         self._fragments.apply_claims()
-        self._fragments.drop_given_up()
         self._is_full = False
         while run := self._fragments.peek():
             self._is_full = not self._budget.has_room_for(run)
@@ -148,7 +147,6 @@ class WaveScheduler:
             self._fragments.pop()
             self._budget.charge(run)
             self._start_ready(run)
-            self._fragments.drop_given_up()
         self._fragments.claim_ahead(len(self._active))
 
     def _start_ready(self, run: FragmentState) -> None:
@@ -361,9 +359,9 @@ class WaveScheduler:
         self._end_if_finished(run)
 
     def _end_if_finished(self, run: FragmentState) -> None:
-        if run.finished:
+        if run.finished and run.place in self._active:
             self._budget.release(run)
-            self._fragments.end(run)
+            self._fragments.end(run.partition)
 
     # Failures
 

@@ -1,18 +1,20 @@
-"""Claims on fragments: the table by a fake clock, and the queue of two runs that share one."""
+"""Claims on partitions: the table by a fake clock, and the queue of two runs that share one."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import dagster as dg
 import pytest
 
 import vane_dagster as vd
 from support.data import write_source
 from vane_dagster.compute.waits import Waits
-from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable, Group
+from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
 from vane_dagster.engine.accounting import WaveProgress
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.fragment_queue import FragmentQueue
@@ -28,55 +30,46 @@ from vane_dagster.storage.store import Store
 
 # The table
 
+GRANTED, CHANGED = ClaimAnswer(), ClaimAnswer(is_changed=True)
+
 
 def ask(
-    table: ClaimTable,
-    run: str,
-    *groups: str,
-    now: float = 0.0,
-    release: str = "",
-    age: float = 0.0,
-    ttl_seconds: float = 30.0,
-) -> ClaimAnswer:
-    """Each letter of a group is a key; all are of one scope."""
-    wanted = [Group("scope", tuple(letter.encode() for letter in group)) for group in groups]
-    keys = [letter.encode() for letter in release]
-    return table.ask(ClaimRequest(run, run, ttl_seconds, wanted, keys, {"scope": age}), now)
+    table: ClaimTable, run: str, *wanted: str, now: float = 0.0, release: str = "", age: float = 0.0
+) -> list[ClaimAnswer]:
+    """Each letter is a name. Claims expire after ten seconds."""
+    return table.ask(ClaimRequest(run, run, 10.0, wanted, release, age), now)
 
 
-def test_a_group_is_claimed_whole_or_not_at_all_until_its_holder_releases_it_or_ends():
+def test_names_are_claimed_together_or_not_at_all_until_their_holder_releases_them_or_ends():
     table = ClaimTable()
     for _ in range(2):
-        assert ask(table, "one", "ab", "c").held_by == ["", ""], "also if it is repeated"
-    assert ask(table, "two", "bd", "e", release="b").held_by == ["one", ""], "of another run"
-    assert ask(table, "one", "d", "e").held_by == ["", "two"], "d was not claimed with b"
+        assert ask(table, "one", "ab", "c") == [GRANTED, GRANTED], "also if it is repeated"
+    assert ask(table, "two", "bd", "e", release="b") == [ClaimAnswer("one"), GRANTED]
+    assert ask(table, "one", "d", "e") == [GRANTED, ClaimAnswer("two")], "d was not claimed with b"
     for _ in range(2):
         table.end("one", 1.0)
-    assert ask(table, "two", "ab", "c", "d", now=2.0).held_by == [""] * 3
+    assert ask(table, "two", "ab", "c", "d", now=2.0) == [CHANGED] * 3
 
 
-def test_a_released_key_is_free_and_tells_others_to_look_into_the_store():
+def test_a_released_name_is_free_and_tells_others_to_look_into_the_store():
     table = ClaimTable()
     ask(table, "one", "ab")
     ask(table, "one", release="a", now=100.0)
-    freed = ask(table, "two", "a", "b", now=101.0, age=50.0)
-    assert freed.held_by == ["", "one"]
-    assert freed.changed == {"scope"}
-    assert ask(table, "one", "c", now=102.0, age=50.0).changed == set(), "its own release"
-    assert ask(table, "two", "c", now=1000.0, age=10.0).changed == set(), "listed since"
-    assert ask(table, "two", "c", now=1000.0, age=950.0).changed == {"scope"}
+    assert ask(table, "two", "a", "b", now=101.0, age=50.0) == [CHANGED, ClaimAnswer("one")]
+    assert ask(table, "one", "c", now=102.0, age=50.0) == [GRANTED], "of another name"
+    ask(table, "two", release="a", now=200.0)
+    assert ask(table, "one", "ac", now=1000.0, age=10.0) == [GRANTED], "listed since"
+    assert ask(table, "one", "ac", now=1000.0, age=800.0) == [CHANGED]
 
 
 def test_claims_expire_with_a_holder_that_is_not_heard_of():
     table = ClaimTable()
-    ask(table, "one", "a", ttl_seconds=10.0)
-    ask(table, "one", now=8.0, ttl_seconds=10.0)
+    ask(table, "one", "a")
+    ask(table, "one", now=8.0)
     table.expire(17.0)
-    assert ask(table, "two", "a", now=17.0).held_by == ["one"]
+    assert ask(table, "two", "a", now=17.0) == [ClaimAnswer("one")]
     table.expire(19.0)
-    taken = ask(table, "two", "a", now=20.0, age=20.0)
-    assert taken.held_by == [""]
-    assert taken.changed == {"scope"}, "the lost run may have written parts"
+    assert ask(table, "two", "a", now=20.0, age=20.0) == [CHANGED], "it may have written parts"
 
 
 # The queues of two runs
@@ -87,12 +80,9 @@ class TableClaims:
         self.table, self.run_id = table, run_id
 
     def ask(
-        self,
-        groups: Sequence[Group],
-        release: Sequence[bytes] = (),
-        ages: Mapping[str, float] | None = None,
-    ) -> ClaimAnswer:
-        request = ClaimRequest(self.run_id, self.run_id, 30.0, groups, release, ages or {})
+        self, wanted: Sequence[Sequence[str]], release: Sequence[str] = (), age: float = 0.0
+    ) -> Sequence[ClaimAnswer]:
+        request = ClaimRequest(self.run_id, self.run_id, 30.0, wanted, release, age)
         return self.table.ask(request, time.monotonic())
 
     def close(self) -> None:
@@ -113,7 +103,7 @@ class Run:
         stages = planned.selected
         counts = WaveProgress(self.state, stages)
         self.queue = FragmentQueue(self.state, stages, counts, Waits(emit))
-        self.computed: list[tuple[int, str]] = []
+        self.computed: list[tuple[int, int, str]] = []
 
     def take(self) -> FragmentState | None:
         """The next fragment once the claims are answered, None if there is none at present."""
@@ -122,9 +112,9 @@ class Run:
             while self.queue.is_claiming and not (self.queue._asking and self.queue._asking.done()):
                 time.sleep(0.001)
             self.queue.apply_claims()
-            self.queue.drop_given_up()
-            if self.queue.peek():
-                return self.queue.pop()
+            if fragment := self.queue.peek():
+                self.queue.pop()
+                return fragment
         return None
 
     def write(self, run: FragmentState, *stages: str) -> None:
@@ -138,9 +128,9 @@ class Run:
             info = write_part(table, PartTarget(folder, key, "id"))
             self.state.add_part(run.partition, stage, run.index, Part(folder, info))
             run.task_states[stage].done = True
-            self.computed.append((run.index, stage))
+            self.computed.append((*run.place, stage))
         if run.finished:
-            self.queue.end(run)
+            self.queue.end(run.partition)
 
     def drain(self) -> None:
         deadline = time.monotonic() + 20
@@ -160,67 +150,70 @@ class Run:
 
 @pytest.fixture
 def two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Two runs of one partition of eight fragments in two stages, planned at the same time."""
-    monkeypatch.setattr("vane_dagster.engine.fragment_queue._RETRY_IDLE_SECONDS", 0.0)
-    monkeypatch.setattr("vane_dagster.engine.fragment_queue._RELEASE_SECONDS", 0.0)
+    """Two runs of eight partitions of two fragments in two stages, planned at the same time."""
+    monkeypatch.setattr("vane_dagster.engine.fragment_queue._ASK_SECONDS", 0.0)
     monkeypatch.setattr("vane_dagster.engine.fragment_queue._REPORT_AFTER_SECONDS", 0.0)
-    for number in range(8):
-        write_source(tmp_path / "src", {"id": [number]}, f"{number}.parquet")
-    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    keys = [f"p{number}" for number in range(8)]
+    for key in keys:
+        for number in range(2):
+            write_source(tmp_path / "src" / key, {"id": [number]}, f"{number}.parquet")
+    pipeline = vd.Pipeline(
+        "docs",
+        source=vd.parquet(str(tmp_path / "src" / "{partition_key}")),
+        id="id",
+        partitions_def=dg.StaticPartitionsDefinition(keys),
+        fragment_rows=1,
+    )
     pipeline.project("one", ["id"]).project("two", {"id": "id", "next": "id + 1"})
     store = Store(StoragePath(str(tmp_path / "store")))
     table = ClaimTable()
     runs = [
-        Run(plan_run(pipeline, ["one", "two"], [None], store), store, table, name)
-        for name in ("first---run", "second--run")
+        Run(plan_run(pipeline, ["one", "two"], order, store), store, table, name)
+        for name, order in (("first---run", keys), ("second--run", keys[::-1]))
     ]
     yield runs
     for run in runs:
         run.end()
 
 
-def everything() -> list[tuple[int, str]]:
-    return sorted((index, stage) for index in range(8) for stage in ("one", "two"))
+EVERYTHING = sorted(itertools.product(range(8), range(2), ("one", "two")))
 
 
-def test_a_run_waits_for_the_other_and_says_so(two):
+def computed(first: Run, second: Run) -> list[tuple[int, int, str]]:
+    """What the runs have computed, with the partitions of the first one."""
+    return sorted([*first.computed, *((7 - p, i, stage) for p, i, stage in second.computed)])
+
+
+def test_a_run_waits_for_the_partitions_of_another_and_says_so(two):
     first, second = two
-    held = [first.take()]
-    while first.queue.peek():
-        held.append(first.queue.pop())
-    mine = 0
-    while (fragment := second.take()) is not None:
+    begun = first.take()
+    while fragment := second.take():
         second.write(fragment)
-        mine += 1
-    assert mine + len(held) == 8
-    assert not second.queue.is_empty
     second.queue.report_waits(idle=True)
     (waiting,) = second.events_of(Noticed)
-    assert waiting.text == f"waiting for {len(held)} fragments of run first---"
+    assert waiting.text == "waiting for 2 partitions of run first---", "it claims some ahead"
     assert not waiting.is_problem
+    assert len(second.computed) == 6 * 4
 
-    for fragment in held:
-        first.write(fragment)
+    first.write(begun)
     first.drain()
     second.drain()
     second.queue.report_waits(idle=True)
     (_, ended) = second.events_of(Noticed)
     assert ended.text.startswith("no longer waiting for other runs (")
-    assert sorted(first.computed + second.computed) == everything()
+    assert computed(first, second) == EVERYTHING
 
 
-def test_a_run_takes_over_what_another_has_failed_to_compute(two):
+def test_a_run_continues_a_partition_that_another_has_given_up(two):
     first, second = two
     fragment = first.take()
-    first.state.fail(0, "one", UdfError("a row is wrong"))
-    fragment.abandon({"one", "two"})
-    first.queue.end(fragment)
+    first.write(fragment)
+    first.state.fail(0, "two", UdfError("a row is wrong"))
     first.drain()
-    assert first.computed == [], "the rest of its fragments is given up too"
     first.claims.close()
     second.drain()
-    assert sorted(second.computed) == everything()
-    assert len(first.events_of(Failed)) == 2
-
-
-# Reports of waits
+    assert computed(first, second) == EVERYTHING
+    assert (0, 1, "two") not in first.computed
+    (failed,) = first.events_of(Failed)
+    assert failed.stage == "two"
+    assert failed.partition == "p0"

@@ -143,7 +143,7 @@ def test_rows_that_move_to_the_next_partition_are_found_in_one_run(world):
 
 
 def test_partitions_in_reverse_order_do_not_wait_forever(world, monkeypatch):
-    monkeypatch.setattr(fragment_queue, "_MAX_HELD", 3)
+    monkeypatch.setattr(fragment_queue, "_MAX_WAITING", 3)
     texts = world.write_days(DAYS[:8], changed=1)
     assert world.run(DAYS[:8][::-1]) <= 8 * ROWS
     assert [world.rows(day) for day in DAYS[:8]] == [[t.upper() for t in day] for day in texts]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.data import same
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Cancelled, Worker
-from vane_dagster.compute.work_claims import ClaimAnswer, Group, claim_key
+from vane_dagster.compute.work_claims import ClaimAnswer
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import WaveScheduler
 from vane_dagster.errors import ClusterLostError, ComputeError
@@ -57,7 +57,7 @@ class Clock:
 
 
 class SameThread:
-    """Executes what is submitted at once, in place of the thread that claims fragments."""
+    """Executes what is submitted at once, in place of the thread that claims partitions."""
 
     def __init__(self, **options: Any) -> None:
         pass
@@ -640,45 +640,37 @@ def test_a_lost_cluster_is_reported_with_the_stages_of_the_wave(wave):
         made.run()
 
 
-# Fragments of other runs
+# Partitions of other runs
 
 
 class Claims:
-    """Claims of a run beside another one, which holds some until a time."""
+    """Claims of a run beside another one, which holds the first partition until a time."""
 
-    def __init__(self, clock: Callable[[], float], until: float, held: set[bytes]) -> None:
-        self._clock, self._until, self._held = clock, until, held
-        self.mine: set[bytes] = set()
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._until = clock, clock.now + 30
+        self._held: Sequence[str] = ()
+        self.mine: set[str] = set()
 
     def ask(
-        self,
-        groups: Sequence[Group],
-        release: Sequence[bytes] = (),
-        ages: Mapping[str, float] | None = None,
-    ) -> ClaimAnswer:
+        self, wanted: Sequence[Sequence[str]], release: Sequence[str] = (), age: float = 0.0
+    ) -> Sequence[ClaimAnswer]:
         self.mine -= set(release)
         is_held = self._clock() < self._until
-        answer = ["other" if is_held and self._held & set(g.keys) else "" for g in groups]
-        for group, other in zip(groups, answer):
-            self.mine |= set() if other else set(group.keys)
-        changed = set() if is_held else {group.scope for group in groups}
-        return ClaimAnswer(answer, changed)
-
-    def close(self) -> None:
-        pass
+        self._held = self._held or wanted[0]
+        held = [names for names in wanted if is_held and names == self._held]
+        self.mine |= {name for names in wanted if names not in held for name in names}
+        return [ClaimAnswer("other" if names in held else "", not is_held) for names in wanted]
 
 
 @pytest.mark.parametrize("is_written", [True, False])
-def test_a_fragment_that_another_run_computes_is_put_back(wave, is_written):
+def test_a_partition_that_another_run_computes_is_put_back(wave, is_written):
     part = Part(StoragePath("/nowhere"), PartInfo("k", "d", ROWS, 10, rows_in=ROWS))
-    found = {"model": {0: part}} if is_written else {}
-    made = wave(mapped(), partitions=(3,), found=found)
-    key = claim_key(made.state.claim_scope("p0"), "model", "model00")
-    made.state.claims = claims = Claims(made.clock, made.clock.now + 30, {key})
+    made = wave(mapped(), partitions=(2, 1), found={"model": {0: part}} if is_written else {})
+    made.state.claims = claims = Claims(made.clock)
     made.run()
     order = [call.fragment for call in made.lease.sent("load")]
-    first, second, third = (str(f) for f in made.state.plan.partitions[0].fragments)
-    assert order == ([second, third] if is_written else [second, third, first])
-    assert len(made.state.parts[0, "model"]) == 3
+    first, second, other = (str(f) for p in made.state.plan.partitions for f in p.fragments)
+    assert order == ([other, second] if is_written else [other, first, second])
+    assert len(made.state.parts[0, "model"]) == 2
     assert claims.mine == set(), "all are released"
     assert made.clock.now >= 1030
