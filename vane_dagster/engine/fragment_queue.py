@@ -19,8 +19,6 @@ from vane_dagster.events import Noticed
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.planning.plan import Part
 
-FoundParts = Mapping[str, Mapping[int, Part]]
-"""Parts of a partition, by stage and fragment index."""
 _MIN_AHEAD = 4
 _MAX_AHEAD = 64
 _ASK_SECONDS = 0.5
@@ -37,13 +35,13 @@ class _Claim:
         partition: Its index.
         names: The names of the claim.
         held_by: The run that has it; empty if it was granted.
-        stored: The parts in the store, if another run has worked on it.
+        stored: The parts in the store by stage and fragment, if another run has worked on it.
     """
 
     partition: int
     names: Sequence[str]
     held_by: str
-    stored: FoundParts
+    stored: Mapping[str, Mapping[int, Part]]
 
 
 class FragmentQueue:
@@ -126,7 +124,8 @@ class FragmentQueue:
     def end(self, partition: int) -> None:
         """Count a fragment with no more work; release its partition after the last one."""
         self._unfinished[partition] -= 1
-        self._release_finished(partition)
+        if not self._unfinished[partition]:
+            self._releases += self._names.pop(partition)
 
     def apply_claims(self) -> None:
         """Process the answer to the last claims, if it has arrived."""
@@ -139,13 +138,18 @@ class FragmentQueue:
             if claim.held_by:
                 self._blocked[partition] = claim.held_by
                 continue
-            self._take_stored(partition, claim.stored)
+            for stage, parts in claim.stored.items():
+                for index, part in parts.items():
+                    self._counts.take_stored(partition, index, stage)
+                    self._state.add_part(partition, stage, index, part)
             planned = self._to_claim.pop(partition)
             left = [index for index in planned if self._specs(partition, index)]
             self.left -= len(planned) - len(left)
             self._ready += ((partition, index) for index in left)
-            self._unfinished[partition], self._names[partition] = len(left), claim.names
-            self._release_finished(partition)
+            if left:
+                self._unfinished[partition], self._names[partition] = len(left), claim.names
+            else:
+                self._releases += claim.names
 
     def claim_ahead(self, in_progress: int) -> None:
         """Claim partitions ahead and release finished ones, without waiting for the answer."""
@@ -186,16 +190,15 @@ class FragmentQueue:
         state, age = self._state, self._clock() - self._state.plan.listed_at
         names = [[state.claim_name(partition, s) for s in stages] for partition, stages in due]
         claims = list[_Claim]()
-        for (partition, stages), own, answer in zip(
-            due, names, self._claims.ask(names, releases, age)
-        ):
+        answers = self._claims.ask(names, releases, age)
+        for (partition, stages), own, answer in zip(due, names, answers):
             stored = self._parts(partition) if answer.is_changed else {}
             claims.append(_Claim(partition, own, answer.held_by, stored))
             for stage in () if answer.held_by else stages:
                 self.lookups.resolve(partition, stage)  # it remembers what it has read
         return claims
 
-    def _parts(self, partition: int) -> FoundParts:
+    def _parts(self, partition: int) -> Mapping[str, Mapping[int, Part]]:
         try:
             return self._state.look_up(partition, self._stages)
         except VaneError as error:  # they are recomputed
@@ -245,16 +248,3 @@ class FragmentQueue:
             if index not in state.parts[partition, stage]
             and not state.pending.has(partition, stage, index)
         ]
-
-    def _take_stored(self, partition: int, stored: FoundParts) -> None:
-        """Use parts that another run has written."""
-        for stage, parts in stored.items():
-            for index, part in parts.items():
-                if (partition, stage) not in self._state.failed:
-                    self._counts.take_stored(partition, index, stage)
-                    self._state.add_part(partition, stage, index, part)
-
-    def _release_finished(self, partition: int) -> None:
-        if not self._unfinished[partition]:
-            del self._unfinished[partition]
-            self._releases += self._names.pop(partition)
