@@ -176,11 +176,11 @@ class FragmentQueue:
             self._waits.end("partitions", "no longer waiting for other runs")
 
     def close(self) -> None:
-        """Release what is finished. The claims of a wave that is cut short end with the run's."""
+        """Release all partitions, except for those in an answer that was not processed."""
         self._thread.shutdown()
         self.report_waits(idle=False)
-        if self._releases:
-            self._claims.ask((), self._releases)
+        if releases := [*self._releases, *itertools.chain(*self._names.values())]:
+            self._claims.ask((), releases)
 
     # On the queue's own thread
 
