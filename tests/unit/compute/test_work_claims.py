@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import dagster as dg
 import pytest
 
 import vane_dagster as vd
+from support.claims import TableClaims
 from support.data import write_source
 from vane_dagster.compute.waits import Waits
 from vane_dagster.compute.work_claims import ClaimAnswer, ClaimRequest, ClaimTable
@@ -73,20 +73,6 @@ def test_claims_expire_with_a_holder_that_is_not_heard_of():
 
 
 # The queues of two runs
-
-
-class TableClaims:
-    def __init__(self, table: ClaimTable, run_id: str) -> None:
-        self.table, self.run_id = table, run_id
-
-    def ask(
-        self, wanted: Sequence[Sequence[str]], release: Sequence[str] = (), age: float = 0.0
-    ) -> Sequence[ClaimAnswer]:
-        request = ClaimRequest(self.run_id, self.run_id, 30.0, wanted, release, age)
-        return self.table.ask(request, time.monotonic())
-
-    def close(self) -> None:
-        self.table.end(self.run_id, time.monotonic())
 
 
 class Run:

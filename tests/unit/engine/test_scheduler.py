@@ -16,9 +16,10 @@ import pytest
 
 import vane_dagster as vd
 from support.arguments import grouped
+from support.claims import TableClaims
 from support.data import same
 from vane_dagster.compute.api import IO_WORKERS, CallResult, Cancelled, Worker
-from vane_dagster.compute.work_claims import ClaimAnswer
+from vane_dagster.compute.work_claims import ClaimTable
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.scheduler import WaveScheduler
 from vane_dagster.errors import ClusterLostError, ComputeError
@@ -643,34 +644,19 @@ def test_a_lost_cluster_is_reported_with_the_stages_of_the_wave(wave):
 # Partitions of other runs
 
 
-class Claims:
-    """Claims of a run beside another one, which holds the first partition until a time."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock, self._until = clock, clock.now + 30
-        self._held: Sequence[str] = ()
-        self.mine: set[str] = set()
-
-    def ask(
-        self, wanted: Sequence[Sequence[str]], release: Sequence[str] = (), age: float = 0.0
-    ) -> Sequence[ClaimAnswer]:
-        self.mine -= set(release)
-        is_held = self._clock() < self._until
-        self._held = self._held or wanted[0]
-        held = [names for names in wanted if is_held and names == self._held]
-        self.mine |= {name for names in wanted if names not in held for name in names}
-        return [ClaimAnswer("other" if names in held else "", not is_held) for names in wanted]
-
-
 @pytest.mark.parametrize("is_written", [True, False])
 def test_a_partition_that_another_run_computes_is_put_back(wave, is_written):
     part = Part(StoragePath("/nowhere"), PartInfo("k", "d", ROWS, 10, rows_in=ROWS))
     made = wave(mapped(), partitions=(2, 1), found={"model": {0: part}} if is_written else {})
-    made.state.claims = claims = Claims(made.clock)
+    table = ClaimTable()
+    names = [[made.state.claim_name(partition, "model")] for partition in range(2)]
+    other = TableClaims(table, "other", made.clock)
+    other.ask(names[:1])
+    made.state.claims = TableClaims(table, "run", made.clock)
     made.run()
     order = [call.fragment for call in made.lease.sent("load")]
-    first, second, other = (str(f) for p in made.state.plan.partitions for f in p.fragments)
-    assert order == ([other, second] if is_written else [other, first, second])
+    first, second, last = (str(f) for p in made.state.plan.partitions for f in p.fragments)
+    assert order == ([last, second] if is_written else [last, first, second])
     assert len(made.state.parts[0, "model"]) == 2
-    assert claims.mine == set(), "all are released"
-    assert made.clock.now >= 1030
+    assert made.clock.now > 1030, "then the other run's claims have expired"
+    assert not any(answer.held_by for answer in other.ask(names)), "all are released"
