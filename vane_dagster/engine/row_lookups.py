@@ -1,8 +1,8 @@
 """Where the rows of a run's keyed stages are looked up, and which partitions wait for others.
 
 A fragment's rows are looked up in the parts of its partition that the run has found or written, and
-in the manifests in force of its partition and of the preceding ones. A stage without a manifest in
-its partition looks in those of stages that the pipeline no longer has: it may have been renamed.
+in the manifests in force of its partition and of the preceding ones. For a partition without one, the
+latest of a stage that the pipeline no longer has is searched: the stage may have been renamed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RowLookups:
         self._indexes = {p.key: index for index, p in enumerate(state.plan.partitions)}
         self.resolve = cache(self._resolve)
         self._before = cache(lambda key, n: list(islice(state.partitions_before(key), n)))
-        self._former_stages = cache(self._renamed)
+        self._dropped = cache(self._dropped_stages)
         # Rows that were looked up, and those found in other partitions; by stage.
         self._counted = defaultdict[str, dict[int, Counter[str]]](lambda: defaultdict(Counter))
         self._completed: dict[str, Counter[str]] = defaultdict(Counter)
@@ -129,17 +129,16 @@ class RowLookups:
         if plan.former is not None:  # those of its parts that stay in force are the run's own
             names = {part.info.name for part in plan.parts.values()}
             yield from add(partial(store.read, pipeline, stage, planned.key, plan.former), names)
-        else:
-            for other, latest in self._former_stages(stage, plan.known_rows):
-                if name := latest.get(planned.key):
-                    yield from add(partial(self._unforced, other, planned.key, name))
+        elif renamed := self._renamed(stage, planned.key, plan.known_rows):
+            self._state.keep_floor(partition, stage, renamed)
+            yield from add(lambda: renamed)
         alike = [part for part in plan.set_aside if part.info.input_id == id]
         yield from _recorded_groups(alike, id, True)
         for key in self._keys(partition, stage):
             index = self._indexes.get(key)
             computed = None if index is None else self._computed(index, stage, plan.row_definition)
             if index is None or computed is None:
-                yield from add(partial(store.in_force, pipeline, stage, key))
+                yield from add(partial(self._in_force, stage, key, plan.known_rows))
                 continue
             yield from _recorded_groups(computed, id, False)
             former = self._plan.partitions[index].stages[stage].former
@@ -147,30 +146,56 @@ class RowLookups:
                 names = {part.info.name for part in computed}
                 yield from add(partial(store.read, pipeline, stage, key, former), names)
 
-    def _renamed(
-        self, stage: str, known: Collection[str]
-    ) -> Sequence[tuple[str, Mapping[str | None, ManifestName]]]:
-        """The manifests in force of stages that the pipeline no longer has, by partition.
+    def _in_force(self, stage: str, key: str | None, known: frozenset[str]) -> Manifest | None:
+        """Open the manifest in force of a partition; without one, see `_renamed`."""
+        own = self._state.store.in_force(self._state.pipeline.name, stage, key)
+        return own or self._renamed(stage, key, known)
+
+    def _renamed(self, to: str, key: str | None, known: frozenset[str]) -> Manifest | None:
+        """Open the latest manifest of a partition of the stages that the pipeline no longer has.
 
         Of those with one of the row definitions: a stage that was renamed copies its rows.
         """
-        store, pipeline = self._state.store, self._state.pipeline
-        own = {each.name for each in pipeline}
+        found = [
+            manifest
+            for stage, latest in self._dropped(to, known)
+            if (name := latest.get(key)) and (manifest := self._opened(stage, key, name))
+        ]
+        alike = (each for each in found if each.row_definition in known)
+        return max(alike, key=lambda each: each.committed_at, default=None)
+
+    def _dropped_stages(
+        self, to: str, known: frozenset[str]
+    ) -> Sequence[tuple[str, Mapping[str | None, ManifestName]]]:
+        """The manifests in force of stages that the pipeline no longer has, by partition.
+
+        Of those whose first or last one has one of the row definitions.
+        """
+        store, name = self._state.store, self._state.pipeline.name
+        own = {each.name for each in self._state.pipeline}
+        keys = dict.fromkeys(
+            key
+            for index, each in enumerate(self._plan.partitions)
+            for key in (each.key, *self._keys(index, to))
+        )
         found: list[tuple[str, Mapping[str | None, ManifestName]]] = []
         try:
-            for other in store.stages(pipeline.name):
-                latest = {} if other in own else store.latest(pipeline.name, other, self._indexes)
-                for key, name in islice(latest.items(), 1):
-                    if store.read(pipeline.name, other, key, name).row_definition in known:
-                        found.append((other, latest))
+            for stage in store.stages(name):
+                latest = {} if stage in own else store.latest(name, stage, keys)
+                ends = [*latest.items()][:: max(1, len(latest) - 1)]
+                opened = [self._opened(stage, *end) for end in ends]
+                if any(each and each.row_definition in known for each in opened):
+                    found.append((stage, latest))
         except VaneError as error:
             self._say(error)
         return found
 
-    def _unforced(self, stage: str, key: str | None, name: ManifestName) -> Manifest | None:
-        """Open a manifest; None if a forced run has excluded other rows from its partition."""
-        manifest = self._state.store.read(self._state.pipeline.name, stage, key, name)
-        return manifest if manifest.row_floor == 0 else None
+    def _opened(self, stage: str, key: str | None, name: ManifestName) -> Manifest | None:
+        try:
+            return self._state.store.read(self._state.pipeline.name, stage, key, name)
+        except VaneError as error:
+            self._say(error)
+            return None
 
     def _computed(self, index: int, stage: str, definition: str) -> list[Part] | None:
         """The parts of another partition; None if this run has not completed them."""

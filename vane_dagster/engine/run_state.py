@@ -87,6 +87,7 @@ class RunState:
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.stats: dict[tuple[int, str], StageStats] = {}
         self.epochs: dict[str, int] = {}  # of the stages with row keys to compute
+        self._floors: dict[tuple[int, str], int] = {}  # those of renamed stages
         self.usage = PoolUsage()
         self.max_faults = functools.cache(self._max_faults)
         self._servers = {s: tuple(pool.uses.values()) for s, pool in (pools or {}).items()}
@@ -161,8 +162,16 @@ class RunState:
 
     def row_floor(self, index: int, stage: str) -> int | None:
         """Return the epoch before which rows are not copied into a partition; None if unknown."""
-        floor = self.plan.partitions[index].stages[stage].row_floor
+        planned = self.plan.partitions[index].stages[stage]
+        floor = self._floors.get((index, stage), planned.row_floor)
         return self.epochs.get(stage) if self.plan.forced or floor is None else floor
+
+    def keep_floor(self, index: int, stage: str, renamed: Manifest) -> None:
+        """Keep the floor that a partition had under the former name of its stage."""
+        floor = renamed.row_floor
+        if floor is None:
+            floor = read_epoch(self.store, self.pipeline.name, renamed.stage)
+        self._floors[index, stage] = floor
 
     def look_up(self, index: int, stages: Sequence[str]) -> dict[str, dict[int, Part]]:
         """List the parts of a partition that the run does not know, by stage, from any thread."""

@@ -340,7 +340,10 @@ class WorkBuilder:
             spec.file_columns(self._pipeline),
             spec.udf.name,
             computed_by(self._plan.definitions[task.stage], rows),
-            self._state.epochs.get(task.stage, 0),
+            max(
+                self._state.epochs.get(task.stage, 0),
+                self._state.row_floor(task.run.partition, task.stage) or 0,
+            ),
             spec.row_versions(self._plan.files.get(task.stage, {})),
         )
 

@@ -97,13 +97,42 @@ def test_a_renamed_stage_copies_its_rows(world):
     assert world.run(DAYS[2:3], force=True) == ROWS
     world.stage = "loud"
     world.write(DAYS[0], [*texts[0], "new"])
-    assert world.run(DAYS[:2]) == 1
+    assert world.run(DAYS[:3]) == 1
     assert world.rows(DAYS[0]) == [text.upper() for text in [*texts[0], "new"]]
-    assert world.run(DAYS[2:3]) == ROWS, "a forced run excludes earlier results of other partitions"
     world.stage = "upper"
     assert world.run(DAYS[:2]) == 1, "its own results come first"
     world.stage, world.options = "other", {"partitions": 0, "version": "2"}
     assert world.run(DAYS[:2]) == 2 * ROWS + 1
+    world.stage = "another"
+    assert world.run(DAYS[:3]) == ROWS, "only the last partition has results of another version"
+
+
+def test_a_renamed_stage_copies_the_latest_results(world):
+    texts = [f"text {n}" for n in range(ROWS)]
+    for stage, extra, calls in [("b", ["old"], ROWS + 1), ("c", [], 0), ("a", ["old", "new"], 2)]:
+        world.stage = stage
+        world.write(DAYS[0], [*texts, *extra])
+        assert world.run(DAYS[:1]) == calls
+
+
+def test_a_renamed_stage_copies_rows_of_the_partition_before(world):
+    world.write_days(DAYS[:3], changed=1)
+    assert world.run(DAYS[:2]) == ROWS + 1
+    world.stage = "loud"
+    assert world.run(DAYS[2:3]) == 1
+
+
+def test_a_renamed_stage_keeps_what_force_excludes(world):
+    texts = [f"text {n}" for n in range(ROWS)]
+    for day, given in zip(DAYS, ([*texts, "earlier"], texts)):
+        world.write(day, given)
+    assert world.run(DAYS[:2]) == ROWS + 1
+    assert world.run(DAYS[1:2], force=True) == ROWS
+    world.stage = "loud"
+    assert world.run(DAYS[:2]) == 0
+    for extra, calls in (["earlier", "new"], 2), (["earlier", "new", "newer"], 1):
+        world.write(DAYS[1], [*texts, *extra])
+        assert world.run(DAYS[1:2]) == calls
 
 
 def test_models_are_loaded_when_the_first_row_is_no_copy(world):
