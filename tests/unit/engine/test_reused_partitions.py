@@ -135,6 +135,11 @@ def test_a_renamed_stage_keeps_what_force_excludes(world):
         assert world.run(DAYS[1:2]) == calls
 
 
+def test_partitions_in_reverse_order_find_each_others_rows(world):
+    world.write_days(DAYS[:4], changed=1)
+    assert world.run(DAYS[:4][::-1]) == ROWS + 3
+
+
 def test_models_are_loaded_when_the_first_row_is_no_copy(world):
     def loads() -> int:
         return sum(isinstance(event, WorkerReady) for event in world.events)
