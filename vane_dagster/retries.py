@@ -260,6 +260,7 @@ class RetriedRows:
         error: Error of a rejected row; None to compute them.
         deaths: Workers that a rejected row has ended.
         why: The last message of its worker, if any.
+        may_kill: Whether they may have ended their worker, so that they are computed alone at one.
     """
 
     start: int
@@ -267,6 +268,7 @@ class RetriedRows:
     error: RowLoss | None = None
     deaths: int = 0
     why: str = ""
+    may_kill: bool = True
 
 
 class LostCalls:
@@ -296,12 +298,12 @@ class LostCalls:
         why: str = "",
         at: range | None = None,
     ) -> list[RetriedRows] | Literal["start over", "give up"]:
-        """Count a loss, and decide what is retried. Rows that are retried are alone at a worker.
+        """Count a loss, and decide what is retried.
 
         `rows` are the rows of a slice, and None for any other task; `at` those of its batch in
         progress, if that is known. `isolates` says whether the stage quarantines single rows.
         """
-        again = rows and RetriedRows(rows.start, len(rows))
+        again = rows and RetriedRows(rows.start, len(rows), may_kill=loss != "outside")
         is_counted = loss not in ("outside", "shared")
         self._consecutive_deaths[stage] += is_counted and loss != "table"
         many = self._consecutive_deaths[stage] > _MAX_CONSECUTIVE_DEATHS

@@ -150,6 +150,7 @@ SLICE, ROW = range(10, 15), range(12, 13)
 HALVES = [RetriedRows(10, 2), RetriedRows(12, 3)]
 AGAIN = [RetriedRows(12, 1)]
 WHOLE = [RetriedRows(10, 5)]
+AS_IT_WAS = [RetriedRows(10, 5, may_kill=False)]
 
 
 def rejected(error: Any) -> list[RetriedRows]:
@@ -165,8 +166,8 @@ def rejected(error: Any) -> list[RetriedRows]:
         ("timeout", ROW, [AGAIN, rejected(TIMED_OUT)]),
         ("memory", SLICE, [HALVES] * 9),
         ("memory", ROW, [AGAIN, AGAIN, AGAIN, "give up"]),
-        ("outside", SLICE, [WHOLE] * 99),
-        ("outside", ROW, [AGAIN] * 99),
+        ("outside", SLICE, [AS_IT_WAS] * 99),
+        ("outside", ROW, [[RetriedRows(12, 1, may_kill=False)]] * 99),
         ("shared", SLICE, [HALVES] * 99),
         ("shared", ROW, [AGAIN] * 99),
         ("table", SLICE, ["start over"] * 3 + ["give up"]),
@@ -204,7 +205,7 @@ def test_the_batch_in_progress_is_parted_from_the_other_rows(loss: Any):
         ("crash", [WHOLE] * 3 + ["give up"]),
         ("timeout", [WHOLE] * 3 + ["give up"]),
         ("memory", [WHOLE] * 3 + ["give up"]),
-        ("outside", [WHOLE] * 99),
+        ("outside", [AS_IT_WAS] * 99),
         ("shared", [WHOLE] * 99),
         ("table", ["start over"] * 3 + ["give up"]),
     ],

@@ -1,8 +1,8 @@
 """Where the rows of a run's keyed stages are looked up, and which partitions wait for others.
 
 A fragment's rows are looked up in the parts of its partition that the run has found or written, and
-in the manifests in force of its partition and of the preceding ones. For a partition without one, the
-latest of a stage that the pipeline no longer has is searched: the stage may have been renamed.
+in the manifests in force of its partition and of the preceding ones. For a partition without one,
+that of a stage that the pipeline no longer has is searched: the stage may have been renamed.
 """
 
 from __future__ import annotations

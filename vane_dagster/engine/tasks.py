@@ -89,7 +89,9 @@ class Task:
     @property
     def alone(self) -> bool:
         """Whether it may end its worker, so that no other call may be there meanwhile."""
-        return self.run.is_suspect if self.retry is None else self.retry.error is None
+        if self.retry is None or not self.retry.may_kill:
+            return self.run.is_suspect
+        return self.retry.error is None
 
     @property
     def is_current(self) -> bool:

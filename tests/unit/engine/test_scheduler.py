@@ -501,6 +501,17 @@ def test_a_row_under_suspicion_is_alone_at_its_worker(wave):
     assert not first.work.alone
 
 
+def test_a_call_is_repeated_as_it_was_after_the_loss_of_a_node(wave):
+    """A batch that is alone may be passed row by row."""
+    losses = iter([Lost("outside")])
+    made = wave(
+        mapped(**QUARANTINE), lambda call: next(losses, None) if call.kind == "slice" else None
+    )
+    slices = made.run().lease.sent("slice")
+    assert len([call for call in slices if call.rows == slices[0].rows]) == 2
+    assert not any(call.work.alone for call in slices)
+
+
 @pytest.mark.parametrize("options", [QUARANTINE, {}])
 @pytest.mark.parametrize("has_begun", [True, False])
 def test_the_deaths_of_another_runs_calls_count_against_no_row(wave, options, has_begun):
