@@ -20,11 +20,11 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 
 A batch whose last retry has failed too is halved: each half is called once, and a row alone has
 retries again. The parts of a lost call are its batch in progress, the rows before and those after;
-where that batch is unknown, halves. A single batch is repeated row by row. A fragment with more
-than three counts fails. Rows whose errors are not isolated are not divided, and count for their
-fragment. A worker has calls of several runs and stages, so its loss
-says nothing of one that was not alone. In a run that retries failed rows, calls that return no row
-do not count against their worker.
+where that batch is unknown, halves. A single batch is repeated row by row, or in 64 parts. A
+fragment with more than three counts fails. Rows whose errors are not isolated are not divided, and
+count for their fragment. A worker has calls of several runs and stages, so its loss says nothing of
+one that was not alone. In a run that retries failed rows, calls that return no row do not count
+against their worker.
 """
 
 from __future__ import annotations

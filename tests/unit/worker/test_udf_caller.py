@@ -82,6 +82,18 @@ def test_a_batch_that_may_end_its_worker_is_passed_row_by_row(batch_size, on_err
     assert ids == [n for n in range(6) if on_error == "raise" or n != 2]
 
 
+def test_a_large_batch_that_may_end_its_worker_is_passed_in_parts():
+    """Each is recorded before it begins, which takes long for every row."""
+    options: Any = {"schema": {"y": "BIGINT"}, "batch_size": None, "on_error": "quarantine"}
+    stage = row_stage("map_batches", lambda batch: {"y": batch["id"]}, **options)
+    rows, calls = 100_000, 0
+    while rows > 1:
+        begun: list[range] = []
+        run_stage(stage, pa.table({"id": range(rows)}), begun=begun)
+        calls, rows = calls + len(begun), max(map(len, begun))
+    assert calls < 300
+
+
 def test_only_the_columns_asked_for_are_given():
     received: list[list[str]] = []
 
