@@ -9,10 +9,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
+import linecache
 import os
 import re
 import sys
 import threading
+import types
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -103,6 +105,9 @@ def pickled(
             # cloudpickle pickles it by its module's name, which names another module in a worker.
             if isinstance(part, _CACHED) and part.__module__ in by_value:
                 return _cached, (part.__wrapped__, part.cache_parameters())
+            if isinstance(part, types.CodeType) and (lines := _lines_of_cell(part.co_filename)):
+                make, arguments = self.dispatch_table[types.CodeType](part)
+                return _code_of_cell, (part.co_filename, lines, make, arguments)
             reduced = super().reducer_override(part)
             if ids is not None and isinstance(part, type) and isinstance(reduced, tuple):
                 texts = [each for each in reduced[1] if isinstance(each, str)]
@@ -160,7 +165,19 @@ def _cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
     return functools.lru_cache(**parameters)(function)
 
 
-_cached.__module__ = "__main__"  # pickle it by value: workers have no such module
+def _lines_of_cell(filename: str) -> list[str]:
+    """Return the lines of a notebook or console cell, which no file holds."""
+    return [] if os.path.isfile(filename) else linecache.getlines(filename)
+
+
+def _code_of_cell(filename: str, lines: list[str], make: Any, arguments: Any) -> Any:
+    """Make code whose tracebacks show its lines."""
+    linecache.cache[filename] = (sum(map(len, lines)), None, lines, filename)
+    return make(*arguments)
+
+
+for _function in (_cached, _code_of_cell):  # pickle them by value: workers have no such module
+    _function.__module__ = "__main__"
 
 
 def _file(module: Module) -> dict[str, bytes]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import io
+import linecache
 import os
 import pickle
 import sys
 import threading
+import traceback
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -46,6 +48,21 @@ def test_archive_holds_the_own_modules_and_their_packages(folder: Path) -> None:
         os.utime(file, (1, 1))
     assert bundle(defs.Model) == packed
     assert pack(reversed(code_identity(defs.Model).modules), defs.Model) == packed
+
+
+def test_tracebacks_of_a_notebook_cell_show_its_lines_in_workers(monkeypatch) -> None:
+    cell, text = "/tmp/ipykernel_1/2.py", "def udf(x):\n    return (lambda y: 1 / y)(x)\n"
+    lines = text.splitlines(True)
+    monkeypatch.setitem(linecache.cache, cell, (len(text), None, lines, cell))
+    made: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(text, cell, "exec"), made)
+    for payload in (pack((), made["udf"]).payload, portable_payload((), made["udf"])):
+        assert payload is not None
+        del linecache.cache[cell]  # as in a worker
+        with pytest.raises(ZeroDivisionError) as raised:
+            pickle.loads(payload)(0)
+        shown = [frame.line for frame in traceback.extract_tb(raised.tb)[1:]]
+        assert shown == ["return (lambda y: 1 / y)(x)"] * 2
 
 
 def test_extension_module_keeps_its_suffix(folder: Path) -> None:
