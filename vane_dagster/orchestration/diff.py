@@ -72,6 +72,11 @@ def diff(
     wanted = None if partitions is None else [*dict.fromkeys(partitions)]
     sides = []
     for name in (before, now):
+        if not isinstance(name, str):
+            raise StoreError(
+                f"{location}: a version is a {type(name).__name__}; expected the root of a store, "
+                "a run's id or 'latest', which names the rows in force of store="
+            )
         opened = open_store(store, location)
         if name != LATEST and _RUN.fullmatch(name):
             made = _of_run(opened, path, name)

@@ -212,6 +212,12 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str
     return store, {key: ran(store, docs, key, f"0000{key}111") for key in KEYS}
 
 
+def test_a_version_that_is_no_text_is_refused() -> None:
+    branch = vd.FragmentStore(root="branch")
+    with pytest.raises(StoreError, match="a version is a FragmentStore; expected the root of a"):
+        vd.diff("numbers/y", branch)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("before", "now", "partitions", "message"),
     [
