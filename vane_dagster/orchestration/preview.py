@@ -70,6 +70,7 @@ def previewing(
         connection = Connection(LocalCompute() if compute is None else compute, pipeline, selected)
         stack.callback(connection.close)
         run_id, loads = f"preview-{secrets.token_hex(4)}", dict[str, float]()
+        show_once = functools.cache(show)
 
         def listen(event: Event) -> None:
             if isinstance(event, WorkerReady) and not (event.is_function or event.report.warm):
@@ -81,7 +82,7 @@ def previewing(
             context = RunContext(store, run_id, checks, listen)
             backend = connection.backend()
             if keep:
-                plan = with_kept_instances(plan, backend.running(), show)
+                plan = with_kept_instances(plan, backend.running(), show_once)
             return execute_preview(context, plan, backend)
 
         given = (store, run, run_id, show, selected, partitions, False, connection.connect)

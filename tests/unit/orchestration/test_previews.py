@@ -15,6 +15,7 @@ from support.data import write_source
 from support.in_process import InProcessCompute
 from support.prompts import Reversed
 from vane_dagster.errors import DefinitionError, SchemaError, VaneError
+from vane_dagster.events import Noticed
 from vane_dagster.pipeline.preview import FailedRow
 from vane_dagster.providers.base import Answer, Request
 
@@ -234,3 +235,14 @@ def test_ids_that_are_paths_read_these_files_alone_and_failed_rows_are_shown(tmp
     found = double.preview(ids=wanted[1:], **given(tmp_path))
     assert (found.table["double"].to_pylist(), found.failed) == ([78.0], [])
     assert [cost.stage for cost in found.costs] == ["double"]
+
+
+def test_an_instance_that_is_used_again_is_reported_once(tmp_path, monkeypatch, capsys):
+    def kept(plan: Any, running: Any, show: Any) -> Any:
+        show(Noticed("same is not loaded again", is_problem=False))
+        return plan
+
+    monkeypatch.setattr("vane_dagster.orchestration.preview.with_kept_instances", kept)
+    inferring = docs(tmp_path)["clean"].map_batches("same", same, columns=["n"], schema="infer")
+    inferring.preview(3, **given(tmp_path))
+    assert capsys.readouterr().out.count("is not loaded again") == 1
