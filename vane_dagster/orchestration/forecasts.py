@@ -52,7 +52,8 @@ def make_forecast(
         unknown: dict[str, str] = {}
         for inferred in [s.name for s in resolved if s.name in selected and s.spec.is_inferred]:
             reason = (
-                f"the first run infers the schema of {inferred!r}, so later stages are not known"
+                f"the next run infers the schema of {inferred!r}; declare it to plan the stage "
+                "and those downstream"
             )
             for stage in [s for s in selected if inferred in with_upstream(resolved, s)]:
                 unknown[stage] = reason

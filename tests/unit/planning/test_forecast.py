@@ -439,7 +439,10 @@ def test_stages_below_a_schema_that_no_run_has_inferred_are_not_planned(stored):
     model.project("last", ["id"])
     found = stored.plan(docs)
     assert [*brief(found)] == ["some"]
-    reason = "the first run infers the schema of 'model', so later stages are not known"
+    reason = (
+        "the next run infers the schema of 'model'; declare it to plan the stage and those "
+        "downstream"
+    )
     assert found.unknown == {"model": reason, "last": reason}
     assert not found.is_up_to_date
 
