@@ -176,7 +176,7 @@ def _options(
         yield smaller, first * (1 - 1 / _FRAGMENTS) + room
     if not wave.is_cluster:
         yield (
-            "warm workers, which RayCompute keeps between runs",
+            "warm workers, which RayCompute keeps after this process ends",
             _with_loads(wave.slowest_start) - slowest.least_seconds,
         )
 

@@ -37,7 +37,11 @@ def advised(
         # Few fragments: the first one passes all stages before the last stage has work.
         ([pool("a", 1, 40), pool("b", 1, 36)], "fragment_rows=250, a quarter of the curr", 13.5),
         # Loads, and memory.
-        ([pool("a", 2, 60, loading=80), pool("b", 1, 29)], "warm workers, which RayCompute", 40),
+        (
+            [pool("a", 2, 60, loading=80), pool("b", 1, 29)],
+            "warm workers, which RayCompute keeps after this process ends",
+            40,
+        ),
         ([pool("a", 2, 60, room=60), pool("b", 1, 29)], "fragment_rows=250, a quarter", 30),
     ],
 )
