@@ -15,10 +15,13 @@ _NUMBER = re.compile(r"[a-f]*\d[0-9a-f.,]*")
 
 
 class Printed:
-    """A result that notebooks show as its text."""
+    """A result that notebooks and consoles show as its text."""
 
     def _repr_html_(self) -> str:
         return f"<pre>{escape(str(self))}</pre>"
+
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def in_partition(key: str | None) -> str:

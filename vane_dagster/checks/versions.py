@@ -77,7 +77,7 @@ class Version:
     columns: Sequence[str]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diff(Printed):
     """How two versions of a stage's rows differ. It prints, and draws itself in notebooks.
 

@@ -63,7 +63,7 @@ class StageCost:
         return text
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Preview(Printed):
     """Some rows of a stage, computed and not stored. It prints itself.
 

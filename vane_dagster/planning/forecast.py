@@ -145,7 +145,7 @@ class StageForecast:
             yield f"estimated from results before the edit{hint}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Forecast(Printed):
     """What a run would compute. It prints, draws itself in notebooks, and becomes a dict.
 

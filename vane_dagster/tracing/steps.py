@@ -92,7 +92,7 @@ class Step:
     values: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace(Printed):
     """The trace of a row.
 

@@ -45,6 +45,7 @@ def test_it_is_text_html_and_plain_values():
         "model: 3 rows in 1.5 s, 2 rows/s of a worker; 2.0 s to load the model; 1,200 tokens; "
         "a price of 0.25"
     )
+    assert repr(shown()) == text
     html = shown()._repr_html_()
     assert "&lt;b&gt;" in html
     assert "x" * 22 + "…" + "x" * 17 in html
