@@ -34,8 +34,9 @@ def disagreement(driver: Mapping[str, str]) -> str:
     if here == driver:
         return ""
     return (
-        f"the driver has {dict(driver)}; the workers have {here}. Install the driver's "
-        "versions there, or run the driver from that environment"
+        f"the driver has {dict(driver)}; the workers have {here}. Restart the driver if it was "
+        "started before an upgrade; otherwise install its versions there, or run it from that "
+        "environment"
     )
 
 

@@ -71,4 +71,5 @@ def test_a_worker_of_other_versions_loads_nothing() -> None:
     assert report.fault.kind == "ComputeError"
     assert f"node {socket.gethostname()}: the driver has " in report.fault.message
     assert f"'pyarrow': '{pa.__version__}'" in report.fault.message.partition("the workers have")[2]
+    assert "Restart the driver if it was started before an upgrade" in report.fault.message
     assert disagreement(versions()) == disagreement({}) == ""
