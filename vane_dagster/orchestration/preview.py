@@ -29,6 +29,7 @@ from vane_dagster.orchestration.run import Connection, RunContext, execute_previ
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.preview import FailedRow, Preview, StageCost
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
+from vane_dagster.planning.definition import superseded
 from vane_dagster.planning.forecast import rows_computed, tokens_of
 from vane_dagster.planning.plan import Part, RunPlan
 from vane_dagster.sources.file import url_of
@@ -120,6 +121,8 @@ def preview(
             opened = open_store(store, f"{location}: preview")
         show = functools.partial(_show, f"stage '{pipeline.name}/{_INPUT.format(stage)}'")
         selected = with_upstream(pipeline, stage) - {SOURCE} | {_INPUT.format(stage)}
+        for text in superseded(pipeline, with_upstream(pipeline, stage) - {SOURCE}):
+            show(Noticed(text))
         given = (pipeline, selected, partitions, opened, compute, show, not reload)
         return asked.preview(*stack.enter_context(previewing(*given)))
 

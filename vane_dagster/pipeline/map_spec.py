@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
@@ -511,6 +512,19 @@ class MapBatchesSpec(StageKind):
     def code(self, pipeline: Pipeline) -> CodeIdentity:
         """Return the identity of its function or class."""
         return self._identified(pipeline, code_identity)
+
+    def superseded(self, pipeline: Pipeline) -> str:
+        """Return a warning if a notebook has redefined its code; empty if it has not."""
+        udf, files = self.udf, local_files(pipeline, self)
+        if (latest := udf.redefined()) is None:
+            return ""
+        with suppress(CodeIdentityError):
+            if code_identity(latest, version=udf.version, files=files) == self.code(pipeline):
+                return ""
+        return (
+            f"{pipeline._location(self.name)}: {udf.name} was defined again after the stage was "
+            "declared, which has the former definition. Execute the cell of the stage again"
+        )
 
     def worker_code(self, pipeline: Pipeline) -> str:
         """Return the digest of the code that its workers import."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -54,6 +55,14 @@ class Udf:
         """The label, or the target's qualified name."""
         own = str(getattr(self.target, "__qualname__", repr(self.target)))
         return self.options.get("name_override") or own
+
+    def redefined(self) -> Any:
+        """Return what a notebook now has under the target's name; None if it is the target."""
+        target, main = unwrapped(self.target), sys.modules["__main__"]
+        if getattr(target, "__module__", "") != "__main__" or hasattr(main, "__file__"):
+            return None
+        latest = unwrapped(getattr(main, target.__qualname__, target))
+        return latest if type(latest) is type(target) and latest is not target else None
 
     @property
     def call(self) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
 
@@ -100,6 +100,14 @@ def inference_definition(pipeline: Pipeline, stage: str) -> str:
     nodes = with_upstream(pipeline, stage)
     above = [stage_definition(pipeline, each.spec) for each in pipeline if each.name in nodes]
     return digest("inferred schema", *above)
+
+
+def superseded(pipeline: Pipeline, stages: Iterable[str]) -> Iterator[str]:
+    """Yield a warning for each stage whose code a notebook has redefined since."""
+    for stage in stages:
+        spec = pipeline[stage].spec
+        if spec.runs_udf and (warning := spec.superseded(pipeline)):
+            yield warning
 
 
 def pool_identity(pipeline: Pipeline, spec: MapBatchesSpec) -> str:

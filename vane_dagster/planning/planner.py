@@ -22,7 +22,12 @@ from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.planning.branch_targets import with_branch_targets
 from vane_dagster.planning.causes import ALWAYS, FORCED, LOST, RETRIED, UNPUBLISHED, Causes, causes
-from vane_dagster.planning.definition import components, definition_digest, row_definition
+from vane_dagster.planning.definition import (
+    components,
+    definition_digest,
+    row_definition,
+    superseded,
+)
 from vane_dagster.planning.fragment_keys import fragment_keys
 from vane_dagster.planning.inputs import (
     agreed,
@@ -148,6 +153,7 @@ class _Planner:
         self._condemned = functools.cache(lambda stage: store.condemned(pipeline.name, stage))
         self._fitting: list[tuple[str, pa.Schema]] = []
         self.warnings = defaultdict[str | None, list[str]](list)
+        self.warnings[None] += superseded(pipeline, selected)
         last, described = store.source(pipeline.name), masked(pipeline.source.describe())
         self.new_source = None if last == described else described
         if last not in (None, described):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import linecache
 import sys
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 import vane_dagster as vd
+from support.in_process import InProcessCompute
 
 Execute = Callable[[str], None]
 
@@ -89,3 +91,39 @@ def test_two_declarations_of_a_name_in_one_execution_are_refused(pipeline, execu
     ):
         execute(f"{B}; {B}")
     assert stages(pipeline) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("cell", "warns"),
+    [
+        ("def half(x):\n    return x / 2\n", False),  # the same cell again
+        ("# a note\ndef half(x):\n    return x / 2\n", False),
+        ("def half(x):\n    return x / 2.5\n", True),
+        ("half = 2\n", False),
+    ],
+)
+@pytest.mark.parametrize("shown_by", ["plan", "preview"])
+def test_code_that_a_later_cell_defines_again_is_reported(
+    tmp_path, monkeypatch, capsys, shown_by: str, cell: str, warns: bool
+):
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+
+    def execute(number: int, text: str) -> None:
+        name = f"<cell {number}>"
+        entry = (len(text), None, text.splitlines(True), name)
+        monkeypatch.setitem(linecache.cache, name, entry)
+        exec(compile(text, name, "exec", dont_inherit=True), vars(main))
+
+    execute(1, "def half(x):\n    return x / 2\n")
+    rows = vd.Pipeline("rows", source=vd.table([{"id": 1, "x": 1}]), id="id")
+    half: Any = main.half  # type: ignore[attr-defined]  # made by the cell
+    stage = rows.map("halved", half, schema={"y": "DOUBLE"})
+    execute(2, cell)
+
+    if shown_by == "plan":
+        text = "\n".join(rows.plan(store=str(tmp_path)).warnings)
+    else:
+        stage.preview(store=str(tmp_path), compute=InProcessCompute())
+        text = capsys.readouterr().out
+    assert ("'rows/halved': half was defined again after the stage was declared" in text) == warns
