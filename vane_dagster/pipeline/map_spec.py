@@ -519,7 +519,8 @@ class MapBatchesSpec(StageKind):
         if (latest := udf.redefined()) is None:
             return ""
         with suppress(CodeIdentityError):
-            if code_identity(latest, version=udf.version, files=files) == self.code(pipeline):
+            now = code_identity(latest, version=udf.version, files=files)
+            if now == (declared := self.code(pipeline)) or now.texts() == declared.texts():
                 return ""
         return (
             f"{pipeline._location(self.name)}: {udf.name} was defined again after the stage was "

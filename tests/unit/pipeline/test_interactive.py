@@ -93,13 +93,25 @@ def test_two_declarations_of_a_name_in_one_execution_are_refused(pipeline, execu
     assert stages(pipeline) == ["a", "b"]
 
 
+HALF = "def half(x):\n    return x / 2\n"
+DECORATED = """
+import vane_dagster as vd
+@vd.cls
+class Half:
+    def half(self, x):
+        return x / 2
+"""
+
+
 @pytest.mark.parametrize(
     ("cell", "warns"),
     [
-        ("def half(x):\n    return x / 2\n", False),  # the same cell again
+        (HALF, False),  # the same cell again
         ("# a note\ndef half(x):\n    return x / 2\n", False),
         ("def half(x):\n    return x / 2.5\n", True),
         ("half = 2\n", False),
+        (DECORATED, False),
+        (DECORATED.replace("2", "3"), True),
     ],
 )
 @pytest.mark.parametrize("shown_by", ["plan", "preview"])
@@ -115,9 +127,9 @@ def test_code_that_a_later_cell_defines_again_is_reported(
         monkeypatch.setitem(linecache.cache, name, entry)
         exec(compile(text, name, "exec", dont_inherit=True), vars(main))
 
-    execute(1, "def half(x):\n    return x / 2\n")
+    execute(1, DECORATED if "Half" in cell else HALF)
     rows = vd.Pipeline("rows", source=vd.table([{"id": 1, "x": 1}]), id="id")
-    half: Any = main.half  # type: ignore[attr-defined]  # made by the cell
+    half: Any = vars(main)["Half"]().half if "Half" in cell else vars(main)["half"]
     stage = rows.map("halved", half, schema={"y": "DOUBLE"})
     execute(2, cell)
 
@@ -126,4 +138,4 @@ def test_code_that_a_later_cell_defines_again_is_reported(
     else:
         stage.preview(store=str(tmp_path), compute=InProcessCompute())
         text = capsys.readouterr().out
-    assert ("'rows/halved': half was defined again after the stage was declared" in text) == warns
+    assert ("alf was defined again after the stage was declared" in text) == warns
