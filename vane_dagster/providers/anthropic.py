@@ -23,12 +23,6 @@ _REASONS = {
 }
 """Finish reasons under the names of `Answer`; others, such as "refusal", keep theirs."""
 _TOOL = "answer"
-_COUNTS = (
-    "input_tokens",
-    "cache_creation_input_tokens",
-    "cache_read_input_tokens",
-    "output_tokens",
-)
 
 
 class AnthropicProvider(HttpProvider):
@@ -50,14 +44,16 @@ class AnthropicProvider(HttpProvider):
     SERVER_PATH = ""
     PATH = "/v1/messages"
     CONTENT = frozenset({"image", "image url", "document", "document url"})
+    TOKENS = (
+        "input_tokens",
+        "cache_creation_input_tokens",
+        "cache_read_input_tokens",
+        "output_tokens",
+    )
     BATCHES = AnthropicBatches
 
-    async def submit(self, request: Request) -> Answer:
-        """See `Provider.submit`."""
-        return self.read(request, await self._post(self.PATH, self.body(request)))
-
     def body(self, request: Request) -> dict[str, Any]:
-        """Return a request as the API expects it."""
+        """See `HttpProvider.body`."""
         system, messages = _split(request.messages)
         fields = self._fields(_parameters(request.sampling))
         schema, wrapped = _schema(request)
@@ -73,15 +69,16 @@ class AnthropicProvider(HttpProvider):
         return body | fields
 
     def read(self, request: Request, body: Any) -> Answer:
-        """Return the answer in a response."""
+        """See `HttpProvider.read`."""
         with self._reading(body):
             text = _text(body["content"], _schema(request)[1])
             thoughts = [b["thinking"] for b in body["content"] if b["type"] == "thinking"]
             reasoning = "\n\n".join(filter(None, thoughts))
             reason = finish_reason(body.get("stop_reason"))
         details = body.get("stop_details")
-        prompt, written, cached, answered = (token_count(body, "usage", name) for name in _COUNTS)
-        self._tokens.learn(prompt + written + cached + answered)
+        prompt, written, cached, answered = (
+            token_count(body, "usage", name) for name in self.TOKENS
+        )
         refusal = details.get("explanation") if isinstance(details, dict) else None
         counts = prompt + written + cached, answered, cached, _REASONS.get(reason, reason)
         thought = token_count(body, "usage", "output_tokens_details", "thinking_tokens")

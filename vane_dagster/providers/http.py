@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import asyncio
 import json
 import os
@@ -15,10 +16,18 @@ from typing import Any, ClassVar
 from vane_dagster._arguments import number, positive
 from vane_dagster._secrets import keep_variables
 from vane_dagster.errors import ComputeError, described
-from vane_dagster.providers.base import EndpointRefused, Media, Message, Request, SamplingRefused
+from vane_dagster.providers.base import (
+    Answer,
+    EndpointRefused,
+    Media,
+    Message,
+    Request,
+    SamplingRefused,
+)
 from vane_dagster.providers.batch_api import BatchApi
 from vane_dagster.providers.rate_limiter import RateLimiter
 from vane_dagster.providers.registry import needs
+from vane_dagster.providers.usage import token_count
 from vane_dagster.servers.handle import ServerHandle
 from vane_dagster.servers.launch import Endpoint
 
@@ -47,17 +56,17 @@ class _Turn:
 
     Attributes:
         client: The client of its endpoint.
-        is_new: Whether its first request is yet to be sent.
+        taken: Tokens taken from the limit for its first request; None once that was sent.
     """
 
     client: Any
-    is_new: bool = True
+    taken: float | None
 
 
 _turn = ContextVar[_Turn | None]("turn", default=None)
 
 
-class HttpProvider:
+class HttpProvider(abc.ABC):
     """An endpoint behind a client library, over one pool of aiohttp's connections."""
 
     OPERATIONAL = frozenset(
@@ -80,6 +89,8 @@ class HttpProvider:
     """The path of its API for conversations."""
     CONTENT: ClassVar[frozenset[str]]
     """The content of messages that it takes; see `Provider.features`."""
+    TOKENS: ClassVar[Sequence[str]]
+    """The counts in the usage of a response that add up to its tokens."""
     BATCHES: ClassVar[type[BatchApi] | None] = None
     """Its batch API, if it has one."""
 
@@ -192,16 +203,28 @@ class HttpProvider:
         """See `Provider`."""
         with self._server.request() if self._server else nullcontext() as endpoint:
             async with self._rooms[endpoint]:
-                await self._limited()
-                token = _turn.set(_Turn(self._client(endpoint)))
+                token = _turn.set(_Turn(self._client(endpoint), await self._limited()))
                 try:
                     yield
                 finally:
                     _turn.reset(token)
 
-    async def _limited(self) -> None:
+    async def _limited(self) -> float:
+        """Wait for the limits of a request; return the tokens that were taken for it."""
         await self._requests.take()
-        await self._tokens.take()
+        return await self._tokens.take()
+
+    async def submit(self, request: Request) -> Answer:
+        """See `Provider.submit`."""
+        return self.read(request, await self._post(self.PATH, self.body(request)))
+
+    @abc.abstractmethod
+    def body(self, request: Request) -> dict[str, Any]:
+        """Return a request as the API expects it."""
+
+    @abc.abstractmethod
+    def read(self, request: Request, body: Any) -> Answer:
+        """Return the answer in a response."""
 
     async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
         """Send a request in its turn, and return the response's JSON.
@@ -214,11 +237,11 @@ class HttpProvider:
         if (turn := _turn.get()) is None:
             async with self.turn():
                 return await self._post(path, body)
-        if not turn.is_new:  # a row may ask again in its turn
-            await self._limited()
-        turn.is_new = False
+        taken, turn.taken = turn.taken, None
+        if taken is None:  # a row may ask again in its turn
+            taken = await self._limited()
         try:
-            return await turn.client.post(path, cast_to=object, body=body)
+            response = await turn.client.post(path, cast_to=object, body=body)
         except self._api.APIConnectionError as error:
             raise ConnectionError(f"{error.request.url}: {error.__cause__ or error}") from error
         except aiohttp.ClientError as error:  # a response that is not HTTP
@@ -229,6 +252,9 @@ class HttpProvider:
             if error.status_code in REFUSED or getattr(error, "code", None) == _NO_CREDIT:
                 raise EndpointRefused(self._refusal(error)) from error
             raise
+        tokens = sum(token_count(response, "usage", name) for name in self.TOKENS)
+        self._tokens.learn(taken, tokens)
+        return response
 
     @contextmanager
     def _reading(self, response: Any) -> Iterator[None]:

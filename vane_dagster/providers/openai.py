@@ -24,14 +24,11 @@ class OpenAIProvider(HttpProvider):
     SERVER_PATH = "/v1"
     PATH = "/chat/completions"
     CONTENT = frozenset({"image", "image url", "image detail", "audio", "document"})
+    TOKENS = ("total_tokens",)
     BATCHES = OpenAIBatches
 
-    async def submit(self, request: Request) -> Answer:
-        """See `Provider.submit`."""
-        return self.read(request, await self._post(self.PATH, self.body(request)))
-
     def body(self, request: Request) -> dict[str, Any]:
-        """Return a request as the API expects it."""
+        """See `HttpProvider.body`."""
         body: dict[str, Any] = {"model": self._model}
         body["messages"] = chat_messages(request.messages)
         schema = request.schema
@@ -45,7 +42,7 @@ class OpenAIProvider(HttpProvider):
         return body | self._fields(request.sampling)
 
     def read(self, request: Request, body: Any) -> Answer:
-        """Return the answer in a response."""
+        """See `HttpProvider.read`."""
         with self._reading(body):
             choice = body["choices"][0]
             message = choice["message"]
@@ -54,7 +51,6 @@ class OpenAIProvider(HttpProvider):
             reason = finish_reason(choice.get("finish_reason"))
             if not (text is None or isinstance(text, str)):
                 raise self._malformed(body)
-        self._tokens.learn(token_count(body, "usage", "total_tokens"))
         details = "completion_tokens_details"
         answer = Answer(
             "",
@@ -79,7 +75,6 @@ class OpenAIProvider(HttpProvider):
             is_complete = [int(one["index"]) for one in data] == list(range(len(texts)))
             if not (is_complete and all(isinstance(vector, list) for vector in vectors)):
                 raise self._malformed(response)
-        self._tokens.learn(token_count(response, "usage", "total_tokens"))
         return vectors
 
 

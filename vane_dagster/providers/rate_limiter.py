@@ -25,20 +25,21 @@ class RateLimiter:
         self.workers = 1
         self.typical = typical
 
-    async def take(self) -> None:
-        """Wait until the rate allows a typical amount. One waits at a time."""
+    async def take(self) -> float:
+        """Wait until the rate allows a typical amount, and return it. One waits at a time."""
         if not self._seconds:
-            return
+            return self.typical
         async with self._turn:
             now = time.monotonic()
             self._next = max(self._next, now)
             await asyncio.sleep(self._next - now)
             self._next += self.typical * self._seconds * self.workers
+            return self.typical
 
-    def learn(self, amount: float) -> None:
-        """Record the actual amount, and correct the difference from `typical`; 0 if unknown."""
+    def learn(self, taken: float, amount: float) -> None:
+        """Record the actual amount of a request in place of the taken one; 0 if unknown."""
         if not amount:
             return
-        self._next += (amount - self.typical) * self._seconds * self.workers
+        self._next += (amount - taken) * self._seconds * self.workers
         self._learned = min(self._learned + 1, _RECENT)
         self.typical += (amount - self.typical) / self._learned

@@ -306,8 +306,9 @@ def test_limits_are_waited_for_in_a_turn_and_again_by_a_row_that_asks_again():
     made, client = provider("chat", said("yes"), max_connections=1)
     taken: list[str] = []
 
-    async def limited() -> None:
+    async def limited() -> float:
         taken.append("limits")
+        return 1.0
 
     made._limited = limited  # type: ignore[method-assign]  # in place of the network
 

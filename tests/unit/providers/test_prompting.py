@@ -518,9 +518,9 @@ class Clock:
         begins, start = [], self.now
 
         async def ask() -> None:
-            await limiter.take()
+            taken = await limiter.take()
             begins.append(int(self.now - start))
-            limiter.learn(tokens)
+            limiter.learn(taken, tokens)
 
         async def ask_all() -> None:
             await asyncio.gather(*(ask() for _ in range(times)))
@@ -545,6 +545,19 @@ def test_a_limit_of_tokens_learns_from_the_first_answer(monkeypatch):
     clock = Clock(monkeypatch)
     assert clock.begins(RateLimiter(600, typical=500), 30, tokens=20) == [*range(0, 60, 2)]
     assert clock.begins(RateLimiter(600, typical=1), 3, tokens=100) == [0, 10, 20]
+
+
+def test_each_of_several_requests_in_flight_is_charged_with_its_tokens(monkeypatch):
+    clock = Clock(monkeypatch)
+    limiter, start = RateLimiter(600, typical=1), clock.now
+
+    async def ask() -> None:
+        for taken in [await limiter.take() for _ in range(4)]:
+            limiter.learn(taken, 100)
+        await limiter.take()
+
+    asyncio.run(ask())
+    assert clock.now - start == pytest.approx(40, abs=0.01), "400 tokens at 10 per second"
 
 
 def test_a_json_schema_with_references_has_columns():
