@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import re
@@ -12,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster._arguments import unexpected
-from vane_dagster.errors import CostlyError, DefinitionError, names
+from vane_dagster.errors import CostlyError, DefinitionError, described, names
 from vane_dagster.providers.base import Answer
 from vane_dagster.providers.usage import counted
 
@@ -75,6 +76,12 @@ class Format:
         """Whether it has a model that only a worker with its modules has; see `PromptTask`."""
         return self.model is not None
 
+    @functools.cached_property
+    def _validator(self) -> Any:
+        from jsonschema.validators import validator_for
+
+        return validator_for(self.schema)(self.schema)
+
     def value(self, answer: Answer) -> Any:
         """Return the answer as a value of `type`."""
         try:
@@ -100,14 +107,10 @@ class Format:
                 return self.model.model_validate(value).model_dump(mode="json", by_alias=False)
             except ValueError as error:  # includes pydantic's own
                 raise ValueError(f"The answer does not fit: {_one_line(error)}") from None
-        import jsonschema
+        from jsonschema.exceptions import best_match
 
-        try:
-            jsonschema.validate(value, dict(self.schema))
-        except jsonschema.ValidationError as error:
-            raise ValueError(
-                f"The answer does not fit: {error.json_path}: {error.message}"
-            ) from None
+        if (wrong := best_match(self._validator.iter_errors(value))) is not None:
+            raise ValueError(f"The answer does not fit: {wrong.json_path}: {wrong.message}")
         return value
 
 
@@ -141,8 +144,7 @@ def parse_format(where: str, return_format: Any) -> Format:
         stored, asked = (return_format.model_json_schema(by_alias=a) for a in (False, True))
         return Format(_type(where, stored), asked, model=return_format)
     if isinstance(return_format, Mapping):
-        schema = json.loads(json.dumps(return_format))
-        return Format(_type(where, schema), schema)
+        return _schema_format(where, json.loads(json.dumps(return_format)))
     texts = isinstance(return_format, Sequence) and not isinstance(return_format, str)
     if texts and return_format and all(isinstance(c, str) and c.strip() for c in return_format):
         if len({c.casefold() for c in return_format}) < len(return_format):
@@ -152,12 +154,25 @@ def parse_format(where: str, return_format: Any) -> Format:
     raise unexpected(where, "return_format", return_format, expected)
 
 
+def _schema_format(where: str, schema: Mapping[str, Any]) -> Format:
+    from jsonschema import SchemaError
+    from jsonschema.validators import validator_for
+
+    try:
+        validator_for(schema).check_schema(schema)
+    except SchemaError as error:
+        raise DefinitionError(
+            f"{where}: return_format is not a JSON schema: {error.json_path}: {error.message}"
+        ) from None
+    return Format(_type(where, schema), schema)
+
+
 def _type(where: str, schema: Mapping[str, Any]) -> pa.DataType:
     """Return the Arrow type of values that fit a JSON schema."""
     try:
         return _arrow(where, schema, schema)
-    except (RecursionError, pa.ArrowException) as error:  # e.g. for texts and numbers in one enum
-        reason = "refers to itself" if isinstance(error, RecursionError) else str(error)
+    except (RecursionError, pa.ArrowException, LookupError, TypeError, AttributeError) as error:
+        reason = "it refers to itself" if isinstance(error, RecursionError) else described(error)
         raise DefinitionError(f"{where}: return_format has no column type: {reason}") from error
 
 
@@ -168,21 +183,20 @@ def _arrow(where: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> pa
         for step in schema["$ref"].removeprefix("#/").split("/"):
             node = node[step]
         return _arrow(where, node, root)
-    for union in ("anyOf", "oneOf"):
-        if union in schema:
-            kinds = {_arrow(where, o, root) for o in schema[union] if o.get("type") != "null"}
-            if len(kinds) == 1:
-                return kinds.pop()
-            raise DefinitionError(
-                f"{where}: return_format allows several types in one place, {schema[union]}; a "
-                "column has one"
-            )
+    options = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(kind := schema.get("type"), list):
+        options = [{**schema, "type": each} for each in kind]
+    if options:
+        kinds = {_arrow(where, o, root) for o in options if o.get("type") != "null"}
+        if len(kinds) == 1:
+            return kinds.pop()
+        raise DefinitionError(
+            f"{where}: return_format allows several types in one place, {json.dumps(schema)[:200]};"
+            " a column has one"
+        )
     if "enum" in schema or "const" in schema:
         values = schema.get("enum", [schema.get("const")])
         return pa.array([value for value in values if value is not None]).type
-    kind = schema.get("type")
-    if isinstance(kind, list):
-        kind = next((k for k in kind if k != "null"), None)
     if kind == "array" and isinstance(schema.get("items"), Mapping):
         return pa.list_(_arrow(where, schema["items"], root))
     if kind == "object" and schema.get("properties"):

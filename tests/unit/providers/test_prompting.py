@@ -342,7 +342,18 @@ class Node(pydantic.BaseModel):
 
 
 @pytest.mark.parametrize(
-    ("form", "words"), [(Node, "refers to itself"), ({"enum": ["a", 1]}, "has no column type")]
+    ("form", "words"),
+    [
+        (Node, "has no column type: it refers to itself"),
+        ({"enum": ["a", 1]}, "has no column type"),
+        ({"$ref": "#/$defs/missing"}, "has no column type: KeyError"),
+        ({"type": "array", "items": {"$ref": "#/items/0"}, "$defs": {}}, "has no column type"),
+        ({"type": "object", "properties": {"a": True}}, "has no column type"),
+        ({"anyOf": [True]}, "has no column type"),
+        ({"type": ["string", "integer"]}, "allows several types"),
+        ({"type": "objct"}, r"is not a JSON schema: \$\.type"),
+        ({"type": "integer", "minimum": "0"}, r"is not a JSON schema: \$\.minimum"),
+    ],
 )
 def test_formats_without_a_column_type(form, words):
     with pytest.raises(vd.errors.DefinitionError, match=words):
