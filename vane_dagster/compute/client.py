@@ -81,8 +81,8 @@ class PoolManagerClient:
         adds_nodes: See `Capacity`.
     """
 
-    def __init__(self) -> None:
-        self.watch: HeadWatch | None = None
+    def __init__(self, watch: HeadWatch | None = None) -> None:
+        self.watch = watch or HeadWatch.none()
         self._find()
 
     def call(self, method: str, *args: Any) -> Any:
@@ -90,32 +90,23 @@ class PoolManagerClient:
         import ray
 
         deadline = time.monotonic() + _ANSWER_SECONDS
+        answer = None
         while True:
+            self.watch.check()  # after `ray.shutdown`, Ray would reconnect by itself
+            is_late = time.monotonic() > deadline
             try:
-                return self._answer(getattr(self.actor, method).remote(*args), deadline)
-            except ray.exceptions.RayActorError as error:
-                if time.monotonic() > deadline:
-                    raise _no_answer(method, error) from error
-                time.sleep(0.2)
-                self.watch.call(self._find) if self.watch else self._find()
+                answer = answer or getattr(self.actor, method).remote(*args)
+                return ray.get(answer, timeout=_LOOK_SECONDS)
             except ray.exceptions.RayError as error:
-                raise _no_answer(method, error) from error
-
-    def _answer(self, call: Any, deadline: float) -> Any:
-        import ray
-
-        while True:
-            self._check()
-            left = max(1.0, deadline - time.monotonic())
-            ended = ray.wait([call], timeout=min(left, _LOOK_SECONDS))[0] or left == 1.0
-            self._check()
-            if ended:
-                return ray.get(call, timeout=left)
-
-    def _check(self) -> None:
-        """End a call to a lost cluster: after `ray.shutdown`, Ray would reconnect by itself."""
-        if (watch := self.watch) is not None:
-            watch.check()
+                self.watch.check()
+                is_dead = isinstance(error, ray.exceptions.RayActorError)
+                may_answer = is_dead or isinstance(error, ray.exceptions.GetTimeoutError)
+                if is_late or not may_answer:
+                    raise _no_answer(method, error) from error
+            if is_dead:
+                time.sleep(0.2)
+                self.watch.call(self._find)
+                answer = None
 
     def send(self, method: str, *args: Any) -> None:
         """Call a method without waiting for the answer."""

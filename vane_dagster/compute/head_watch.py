@@ -78,6 +78,11 @@ class HeadWatch:
         self.lost = ""
 
     @classmethod
+    def none(cls) -> HeadWatch:
+        """Return a watch that finds no loss."""
+        return cls(None, "", 0.0)
+
+    @classmethod
     def started(cls) -> HeadWatch:
         """Start watching the cluster that this process is connected to.
 
@@ -88,7 +93,7 @@ class HeadWatch:
         from ray.experimental.internal_kv import internal_kv_get_gcs_client
 
         if ray.util.client.ray.is_connected():  # each call already contacts its server
-            return cls(None, "", 0.0)
+            return cls.none()
         limit = reconnect_seconds() * (1.0 if _outlives else _CAUTION)
         node = ray.get_runtime_context().get_node_id()
         watch = cls(internal_kv_get_gcs_client(), node, limit)
@@ -148,7 +153,7 @@ class HeadWatch:
 
     def call(self, function: Callable[[], _T]) -> _T:
         """Call a function that queries the GCS and would block while the GCS is gone."""
-        if self._gcs is None:
+        if self._gcs is None or self._over.is_set():
             return function()
         answer: concurrent.futures.Future[_T] = concurrent.futures.Future()
 

@@ -53,8 +53,7 @@ class RayBackend:
         lease_seconds: float = LEASE_SECONDS,
     ) -> None:
         self._watch = HeadWatch.started()
-        self._pool_manager = PoolManagerClient()
-        self._pool_manager.watch = self._watch
+        self._pool_manager = PoolManagerClient(self._watch)
         self._idle_seconds = idle_seconds
         self._lease_seconds = lease_seconds
 
@@ -87,8 +86,6 @@ class RayBackend:
 
     def close(self) -> None:
         """Stop watching the cluster. Warm pools stay."""
-        if not self._watch.lost:  # if lost, the watch ends calls after which Ray would reconnect
-            self._pool_manager.watch = None
         self._watch.close()
 
     def running(self) -> set[str]:
