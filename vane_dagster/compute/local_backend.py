@@ -512,7 +512,5 @@ def visible_gpus() -> list[str]:
 
 def own_gpus(wanted: int | None, taken: int) -> list[str]:
     """This machine's GPUs for workers."""
-    gpus = visible_gpus()[taken:]
-    if wanted is None:
-        return gpus
-    return (gpus or [str(number) for number in range(wanted)])[:wanted]
+    gpus = visible_gpus() or [str(number) for number in range(taken + (wanted or 0))]
+    return gpus[taken:][:wanted]

@@ -163,6 +163,7 @@ def test_a_run_that_waits_for_a_lease_says_for_whom_and_can_be_cancelled() -> No
         (None, 0, ["4", "5", "6"]),
         (None, 1, ["5", "6"]),
         (None, 3, []),
+        (1, 3, []),
         (1, 1, ["5"]),
         (5, 2, ["6"]),
     ],
