@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile
 from typing import Any
@@ -250,7 +250,7 @@ def _parse_text(where: str, text: Any) -> Text:
     if not isinstance(text, str) or not text.strip():
         raise _unfit(where, text)
     try:
-        names = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+        names = [*_field_names(text)]
     except ValueError as error:
         raise DefinitionError(
             f"{where}: messages is not a template: {error}. Write {{{{ and }}}} for braces"
@@ -261,6 +261,14 @@ def _parse_text(where: str, text: Any) -> Text:
             "{{ and }} for braces"
         )
     return Text(text, tuple(dict.fromkeys(names)))
+
+
+def _field_names(text: str) -> Iterator[str]:
+    """Yield the fields of a template, also those in the format of another one."""
+    for _, name, spec, _ in string.Formatter().parse(text):
+        if name is not None:
+            yield name
+            yield from _field_names(spec or "")
 
 
 def _unfit(where: str, messages: Any) -> DefinitionError:

@@ -186,6 +186,7 @@ def seen(row: dict[str, Any]) -> str:
     ("messages", "given", "asked"),
     [
         ("{n}. {{{text}}}", {"include_columns": ["n"]}, ["1. {a fox}"]),
+        ("{text:.{n}}", {}, ["a"]),
         ("talk", {"system": "Be brief."}, ["Be brief.", "hello", "hi"]),
         (preprocess, {"columns": ["text"]}, ["haikus", "a fox"]),
         (seen, {}, ["id n talk text title"]),
