@@ -1,10 +1,11 @@
 """Ends a killed worker's descendants, and frees the shared memory that they leave behind.
 
 vLLM runs its engine in separate processes. They do not notice that their parent was killed, and
-keep holding the GPU. The shared memory of killed processes also remains. A guard is a pair of small
-processes. One watches the worker and ends its descendants. The other is Python's resource tracker:
-processes register each shared memory segment with it on creation, and it frees those that remain.
-The tracker that a worker would start itself is killed with the worker's session. It requires Linux.
+keep holding the GPU. The shared memory of killed processes also remains. A guard is a small process
+with two threads. One watches the worker and ends its descendants. The other is Python's resource
+tracker: processes register each shared memory segment with it on creation, and it frees those that
+remain. The tracker that a worker would start itself is killed with the worker's session. It
+requires Linux.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from contextlib import suppress
 from multiprocessing import resource_tracker
@@ -84,11 +86,9 @@ def main() -> None:
     """Run the guard of a process, a folder and the reading end of a pipe: the arguments."""
     worker, folder, read_end = psutil.Process(int(sys.argv[1])), sys.argv[2], int(sys.argv[3])
     caller = os.getpid()
-    if not os.fork():  # the worker waits only for the caller
-        if os.fork():
-            os.close(read_end)
-            while os.getppid() == caller:
-                time.sleep(0.01)
-            _watch(worker, folder)
-        else:
-            resource_tracker.main(read_end)
+    if os.fork():  # the worker waits only for the caller
+        return
+    while os.getppid() == caller:
+        time.sleep(0.01)
+    threading.Thread(target=_watch, args=(worker, folder)).start()
+    resource_tracker.main(read_end)
