@@ -103,7 +103,7 @@ class ServerProcess:
         self._stopping = threading.Event()
         self._settled = threading.Event()
         self._state: ServerState = "starting"
-        self._reason = self._failure = ""
+        self._reason = ""
         self._ready_at: float | None = None
         self._restarts = 0
         self._thread = threading.Thread(
@@ -118,11 +118,11 @@ class ServerProcess:
             raise
         finally:
             ServerProcess.starting = None
-        if self._failure:
+        if (status := self.status()).state == "failed":
             self._log.close()
             command = shlex.join(self._command)
             raise ModelLoadError(
-                f"Server {launch.label!r} did not start: {self._failure}\nCommand: {command}"
+                f"Server {launch.label!r} did not start: {status.reason}\nCommand: {command}"
             )
 
     def status(self) -> ServerStatus:
@@ -179,7 +179,6 @@ class ServerProcess:
                 self._guard.end(0.0)
             if failure and not self._stopping.is_set():
                 self._note("failed", failure)
-                self._failure = failure
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(os.path.join(self._folder, "payload"))
             else:  # the log of a server that has failed is kept
