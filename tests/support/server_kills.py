@@ -18,6 +18,7 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.forked import Forked
 from support.results import materializing
+from support.server_processes import is_guard
 from support.server_runs import SCHEMA, ask, echo
 
 ROWS = 300
@@ -60,18 +61,14 @@ def _words(process: psutil.Process) -> list[str]:
 def servers(folder: Path) -> list[psutil.Process]:
     """The own processes of a round's server."""
     found = [(each, _words(each)) for each in psutil.process_iter()]
-    return [
-        each
-        for each, words in found
-        if f"{folder}/requests" in words and "guard.py" not in " ".join(words)
-    ]
+    return [each for each, words in found if f"{folder}/requests" in words and not is_guard(words)]
 
 
 def living(kind: str, folder: Path, driver: Forked) -> list[psutil.Process]:
     """The living processes of a kind, found by what they are."""
     own = servers(folder)
     parents = [found for each in own if (found := each.parent())]
-    guards = [each for each in parents if "servers/guard.py" in " ".join(_words(each))]
+    guards = [each for each in parents if is_guard(_words(each))]
     holders = {int(words[4]) for each in guards if (words := _words(each))}
     if kind == "child":
         return [child for each in own for child in each.children(recursive=True)]

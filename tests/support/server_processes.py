@@ -144,12 +144,17 @@ def tree(pid: int) -> set[int]:
     return left({one.pid for one in psutil.Process(pid).children(recursive=True)})
 
 
+def is_guard(words: list[str]) -> bool:
+    """Whether a command line is that of the guard of a server."""
+    return f"from {guard.__name__} import" in " ".join(words[3:4])
+
+
 def guarded(worker: int) -> set[int]:
     """The guards of a worker's servers, and the processes below them."""
     found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if [guard.__file__, str(worker)] == process.cmdline()[3:5]:
+            if is_guard(words := process.cmdline()) and words[4] == str(worker):
                 found |= {process.pid} | tree(process.pid)
     return left(found)
 

@@ -14,6 +14,7 @@ import psutil
 
 from vane_dagster._private_folder import MARK
 from vane_dagster.errors import ComputeError, names
+from vane_dagster.servers.guard import is_alive
 
 GRACE_SECONDS = 1.0
 KILL_SECONDS = 10.0
@@ -89,7 +90,7 @@ def end(mark: str) -> bool:
     is_found = bool(processes)
     grace = time.monotonic() + GRACE_SECONDS
     _signal(processes, signal.SIGTERM)
-    while processes := {each for each in processes if _lives(each)} | set(_marked(mark)):
+    while processes := {each for each in processes if is_alive(each)} | set(_marked(mark)):
         if time.monotonic() > grace:
             _signal(processes, signal.SIGKILL)
         if time.monotonic() > grace + KILL_SECONDS:
@@ -106,12 +107,6 @@ def _signal(processes: Iterable[Any], number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
-
-
-def _lives(process: Any) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
 
 
 def _session(pid: int) -> int | None:

@@ -22,6 +22,8 @@ from typing import Any
 
 import psutil
 
+from vane_dagster.servers.guard import is_alive, program
+
 _EVERY_SECONDS = 0.5
 _GRACE_SECONDS = 1.0
 
@@ -35,9 +37,8 @@ def start(folder: str) -> None:
     if sys.platform != "linux":
         return
     read_end, write_end = os.pipe()
-    program = f"import sys; sys.path[:] = {sys.path}; from {__name__} import main; main()"
     subprocess.run(
-        [sys.executable, "-c", program, str(os.getpid()), folder, str(read_end)],
+        [sys.executable, "-I", "-c", program(main), str(os.getpid()), folder, str(read_end)],
         check=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -58,19 +59,13 @@ def _use_tracker(write_end: int) -> None:
         os.close(write_end)
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
 def _watch(worker: psutil.Process, folder: str) -> None:
     """Wait for a process to exit, then end its descendants and remove the folder."""
     known: set[psutil.Process] = set()
-    while _is_alive(worker):
+    while is_alive(worker):
         with suppress(psutil.NoSuchProcess):
             known.update(worker.children(recursive=True))
-        known = set(filter(_is_alive, known))
+        known = set(filter(is_alive, known))
         time.sleep(_EVERY_SECONDS)
     for process in list(known):
         with suppress(psutil.NoSuchProcess):

@@ -17,7 +17,7 @@ because Ray kills the child processes of a worker that it ends.
 If worker and guard are killed at once, the kernel kills the server alone. Outside Linux only the
 server's process group is killed.
 
-This file is run as a script and uses only the standard library.
+Its process imports little, because each replica has one.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import psutil
+
 _IS_LINUX = sys.platform == "linux"
 _SET_PARENT_DEATH_SIGNAL, _SET_CHILD_SUBREAPER = 1, 36
-_CLEANERS = (b"resource_tracker", b"torch_shm_manager")
+_CLEANERS = ("resource_tracker", "torch_shm_manager")
 """Processes of Python and PyTorch that remove shared memory after those that use it have ended."""
 _CLEANERS_SECONDS = 1.0
 _POLL_SECONDS = 0.1
@@ -71,7 +73,7 @@ class GuardedServer:
         self._code: int | None = None
         self._lock = threading.Lock()
         self._launcher = subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, str(os.getpid()), folder, label],
+            [sys.executable, "-I", "-c", program(main), str(os.getpid()), folder, label],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -130,6 +132,19 @@ class GuardedServer:
         self.ended.set()
 
 
+def program(function: Callable[[], None]) -> str:
+    """Return code for another process of this Python that calls a function of a module."""
+    at, name = function.__module__, function.__name__
+    return f"import sys; sys.path[:] = {sys.path}; from {at} import {name}; {name}()"
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Whether a process has not ended, not even as a zombie."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
 def ending(code: int) -> str:
     """How a process with an exit code has ended, for people."""
     if code >= 0:
@@ -139,7 +154,7 @@ def ending(code: int) -> str:
     return f"was killed by signal {-code}"
 
 
-def _main() -> None:
+def main() -> None:
     """Be the guard."""
     folder = sys.argv[2]
     if os.fork():
@@ -189,11 +204,8 @@ def _report(**report: Any) -> None:
         os.write(1, json.dumps(report).encode() + b"\n")
 
 
-_libc = ctypes.CDLL(None, use_errno=True) if _IS_LINUX and __name__ == "__main__" else None
-
-
 def _control(option: int, value: int) -> None:
-    if _libc is not None and _libc.prctl(option, value, 0, 0, 0):
+    if _IS_LINUX and ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl failed")
 
 
@@ -220,36 +232,16 @@ def _reap(server: int) -> int | None:
 def _end_descendants() -> None:
     """Kill the descendants of the guard, and wait for their end."""
     began = time.monotonic()
-    while (pids := _descendants()) and (passed := time.monotonic() - began) < _KILL_SECONDS:
-        for pid in pids:
-            if passed > _CLEANERS_SECONDS or not _is_cleaner(pid):
-                with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGKILL)
+    while (passed := time.monotonic() - began) < _KILL_SECONDS:
+        left = [*filter(is_alive, psutil.Process().children(recursive=True))]
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                if passed > _CLEANERS_SECONDS or not _is_cleaner(process):
+                    process.kill()
         time.sleep(0.01)
 
 
-def _is_cleaner(pid: int) -> bool:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        command = file.read(4096)
-        return any(name in command for name in _CLEANERS)
-    return False
-
-
-def _descendants() -> set[int]:
-    """Return the live descendants of this process."""
-    parents: dict[int, int] = {}
-    pids: set[int] = set()
-    for name in os.listdir("/proc") if _IS_LINUX else ():
-        if name.isdigit():
-            with contextlib.suppress(OSError):
-                with open(f"/proc/{name}/stat", "rb") as file:
-                    state, parent, *_ = file.read().rpartition(b")")[2].split()
-                if state not in b"ZX":
-                    parents[int(name)] = int(parent)
-    while more := {p for p, of in parents.items() if of in pids or of == os.getpid()} - pids:
-        pids |= more
-    return pids
-
-
-if __name__ == "__main__":
-    _main()
+def _is_cleaner(process: psutil.Process) -> bool:
+    return any(name in part for part in process.cmdline() for name in _CLEANERS)
