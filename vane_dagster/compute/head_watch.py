@@ -30,6 +30,8 @@ _EVERY_SECONDS = 2.0
 _ANSWER_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 _SHUTDOWN_SECONDS = 30.0
+_RAYLET_ENDED = "Ray's process on this machine (the raylet) has ended"
+_CLUSTER_REPLACED = "the Ray cluster has ended, and another cluster responds at its address"
 
 _outlives = False
 
@@ -72,8 +74,7 @@ class HeadWatch:
     ) -> None:
         self._gcs, self._node, self._limit, self._clock = gcs, node, limit, clock
         self._silent_since: float | None = None
-        self._node_is_dead = False
-        self._is_another = False
+        self._ended = ""
         self._over = threading.Event()
         self.lost = ""
 
@@ -109,7 +110,8 @@ class HeadWatch:
         """Check every few seconds until the watch is closed."""
         with raylet or nullcontext():
             while not self._over.is_set():
-                self._node_is_dead |= _has_ended(raylet, self._over)
+                if _has_ended(raylet, self._over):
+                    self._ended = _RAYLET_ENDED
                 self.look()
 
     def check(self) -> None:
@@ -124,15 +126,10 @@ class HeadWatch:
         # Since the first query without an answer: this process may be stopped between queries.
         since = self._silent_since
         silent = 0.0 if since is None else self._clock() - since
-        if self._node_is_dead:
-            what = "Ray's process on this machine (the raylet) has ended"
-        elif self._is_another:
-            what = "the Ray cluster has ended, and another cluster responds at its address"
-        elif silent > self._limit:
+        what = self._ended
+        if silent > self._limit and not what:
             what = f"the Ray cluster's head (its GCS) has not responded for {silent:.0f} seconds"
-        else:
-            return ""
-        return (
+        return what and (
             f"{what}: it was stopped or killed, or its machine was lost. Finished parts are kept. "
             "Run again when the cluster is up; a LocalCluster is started by the next run"
         )
@@ -144,11 +141,13 @@ class HeadWatch:
         try:
             nodes = self._gcs.get_all_node_info(timeout=_ANSWER_SECONDS)
         except Exception as error:  # of several types; Ray may also have been shut down
-            self._is_another |= "WrongClusterID" in str(error)
+            if "WrongClusterID" in str(error):
+                self._ended = _CLUSTER_REPLACED
             return False
         states = {key.hex(): info.state for key, info in nodes.items()}
         self._silent_since = None
-        self._node_is_dead |= states.get(self._node, 0) != 0
+        if states.get(self._node, 0) != 0:
+            self._ended = _RAYLET_ENDED
         return True
 
     def call(self, function: Callable[[], _T]) -> _T:
