@@ -145,7 +145,7 @@ def test_pools_are_loaded_failed_grown_listed_and_evicted(
     assert sum(w["batches"] for w in model["workers"]) == 24
     assert (model["leases"], leased["leases"]) == ([], ["a-run-of-mine"])
     assert model["stages"] == ["docs/good"]
-    assert leased["workers"][0]["state"] == "starting"
+    assert leased["workers"][0]["state"] in {"starting", "unloaded"}, "its actor may have started"
     assert [pool["label"] for pool in pools if pool["identity"] == "io"] == ["read and write"]
     header, *lines = call().output.splitlines()
     assert header.split() == [
