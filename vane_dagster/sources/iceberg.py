@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -26,6 +27,7 @@ from vane_dagster.sources.lake_source import (
     lake_arguments,
 )
 from vane_dagster.sources.schemas import plain_schema
+from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.iceberg_catalog import (
     IcebergCatalog,
     parse_catalog,
@@ -54,6 +56,16 @@ class DataFile(NamedTuple):
     detail: Mapping[str, Any]
 
 
+class _Manifest:
+    """A manifest of a snapshot, as `pyiceberg.manifest.ManifestFile`; its entries are read once."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self.fetch_manifest_entry = file, functools.cache(file.fetch_manifest_entry)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
 class IcebergTable(LakeTable):
     """A table at one snapshot."""
 
@@ -70,6 +82,8 @@ class IcebergTable(LakeTable):
         require_columns(self._owner, source.columns or (), known, SourceError)
         wanted = source.columns
         self._read = self._schema if wanted is None else self._schema.select(*wanted)
+        update = {"current_schema_id": self._schema.schema_id}
+        self._metadata = table.metadata.model_copy(update=update)
         self.schema = plain_schema(schema_to_pyarrow(self._read, include_field_ids=False))
 
     def cut(
@@ -99,23 +113,16 @@ class IcebergTable(LakeTable):
     def list_units(self, where: str | None) -> Iterator[tuple[FileRecord, DataFile]]:
         """List the scan tasks of the snapshot, sorted by URL."""
         from pyiceberg.expressions import AlwaysTrue
-        from pyiceberg.io.pyarrow import _read_all_delete_files
-        from pyiceberg.table import DataScan
+        from pyiceberg.table import ManifestGroupPlanner
 
         from vane_dagster.sources.iceberg_scan import tested_ids
 
         if self._snapshot is None:
             return
-        table = self._table
-        metadata = table.metadata.model_copy(update={"current_schema_id": self._schema.schema_id})
-        scan: Any = DataScan(
-            table_metadata=metadata,
-            io=table.io,
-            snapshot_id=self._snapshot.snapshot_id,
-            row_filter=where or AlwaysTrue(),
-        )
-        tasks = sorted(scan.plan_files(), key=lambda task: str(task.file.file_path))
-        positions = _read_all_delete_files(table.io, tasks)
+        planner = ManifestGroupPlanner(self._metadata, self._table.io, where or AlwaysTrue())
+        planned: Any = planner.plan_files(self._manifests)
+        tasks = sorted(planned, key=lambda task: str(task.file.file_path))
+        in_threads(self._deleted, {each for task in tasks for each in task.delete_files})
         tested = where and tested_ids(self._schema, where)
         columns = [
             (each.field_id, each.name, str(each.field_type), str(each.initial_default))
@@ -123,8 +130,9 @@ class IcebergTable(LakeTable):
         ]
         for task in tasks:
             file = task.file
-            named = [np.asarray(each) for each in positions.get(file.file_path, ())]
-            deleted = np.unique(np.concatenate([np.array([], np.int64), *named]))
+            named = (self._deleted(each).get(file.file_path) for each in task.delete_files)
+            given = [np.asarray(each) for each in named if each is not None]
+            deleted = np.unique(np.concatenate([np.array([], np.int64), *given]))
             constants = self._constants(file)
             # pyiceberg takes null for a value that differs, but not where it filters rows.
             passes_all = isinstance(task.residual, AlwaysTrue) and None not in list(file.partition)
@@ -138,6 +146,21 @@ class IcebergTable(LakeTable):
             }
             record = FileRecord(file.file_path, file.file_size_in_bytes, version)
             yield record, DataFile(deleted, of_rows, detail)
+
+    def forget(self) -> None:
+        for name in ("_manifests", "_deleted"):
+            self.__dict__.pop(name, None)
+
+    @functools.cached_property
+    def _manifests(self) -> Sequence[Any]:
+        return [_Manifest(each) for each in self._snapshot.manifests(self._table.io)]
+
+    @functools.cached_property
+    def _deleted(self) -> Callable[[Any], Mapping[str, Any]]:
+        """Return the positions that a delete file names, by data file; each file is read once."""
+        from pyiceberg.io.pyarrow import _read_deletes
+
+        return functools.cache(functools.partial(_read_deletes, self._table.io))
 
     def _constants(self, file: Any) -> dict[str, str]:
         """Return the partition values from which columns follow that the file lacks."""

@@ -96,6 +96,9 @@ class LakeTable(ABC):
     def list_units(self, where: str | None) -> Iterable[tuple[FileRecord, Any]]:
         """List the units that may have rows that pass a filter, in the order of their rows."""
 
+    def forget(self) -> None:  # noqa: B027
+        """Free what was read to list units, once those of all partitions are listed."""
+
     @abstractmethod
     def cut(self, record: FileRecord, unit: Any, rule: FragmentRule) -> Iterable[FragmentRecord]:
         """Cut a unit into fragments."""
@@ -204,7 +207,10 @@ class LakeSource(Source):
         # One partition of each table first, so that each table is opened once.
         firsts = {fill_placeholders(self.place, key): key for key in reversed(partitions)}
         in_threads(listed, firsts.values())
-        return dict(zip(partitions, in_threads(listed, partitions)))
+        units = in_threads(listed, partitions)
+        for table in (bound.planned or {}).values():
+            table.forget()
+        return dict(zip(partitions, units))
 
     def missing(self, partition: str | None, location: str) -> SourceError | None:
         return SourceError(

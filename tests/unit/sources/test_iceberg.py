@@ -13,12 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog, SqlCatalogBaseTable
+from pyiceberg.io import FileIO, InputFile
+from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.types import LongType, StringType
 
 import vane_dagster as vd
 from support.data import SECRET
 from support.iceberg_tables import catalog_in, delete_positions, opened
-from support.ingested import rows, split
+from support.ingested import bound, rows, split
 from vane_dagster.sources import FragmentRule
 from vane_dagster.storage.iceberg_catalog import IcebergCatalog
 
@@ -155,6 +157,29 @@ def test_a_filter_over_deleted_rows_of_several_row_groups(catalog):
     last = replace(found.fragments[-1], start=found.fragments[-1].stop - 1)
     part = source.for_workers().read(last, found.schema, "here")
     assert part["id"].to_pylist() == expected[-1:]
+
+
+def test_manifests_and_delete_files_are_read_once_for_all_partitions(catalog):
+    table = created(catalog, made(range(20)))
+    (task,) = table.scan().plan_files()
+    delete_positions(table, task.file.file_path, [3, 5])
+    files: list[str] = []
+
+    def opening(self: FileIO, location: str) -> InputFile:
+        files.append(location)
+        return new_input(self, location)
+
+    new_input = PyArrowFileIO.new_input
+    source = vd.iceberg(catalog, "db.docs", filter="id >= {partition_key}")
+    keys = [str(n) for n in range(10)]
+    with mock.patch.object(PyArrowFileIO, "new_input", opening):
+        planned = bound(source)
+        listed = planned.list_files(keys, "here")
+    assert all(len(files) == 1 for files in listed.values())
+    assert sorted(files) == sorted({*files})
+    assert len(files) == 5  # the table, the list of manifests, two manifests, and the deletes
+    found = planned.split(listed["2"], FragmentRule(10), "here", "2")
+    assert sum(each.rows for each in found.fragments) == 16
 
 
 @pytest.mark.parametrize("where", ["text != 'b'", "not (text = 'b')", "text not like 'b%'"])
