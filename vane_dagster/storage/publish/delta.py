@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -77,22 +77,17 @@ class DeltaPublisher(TablePublisher):
             storage_options=driver_options(self.target),
         )
 
-    def _active(self, table: Any) -> dict[str, Any] | None:
-        if table is None:
-            return None
-        actions = _add_actions(table)
-        paths = actions.column("path").to_pylist()
-        if self._column:
-            name = f"partition.{self._column}"
-            if name not in actions.column_names:
-                return {unquote(path): path for path in paths}
-            keys = actions.column(name).to_pylist()
-            paths = [path for path, key in zip(paths, keys) if key == self._key]
-        return {unquote(path): path for path in paths}
+    def _active(self, table: Any) -> dict[str, Any]:
+        return {unquote(path): path for path, key in self._files(table) if key == self._key}
 
     def _keys(self, table: Any, wanted: Sequence[str]) -> Iterable[str]:
-        actions = _add_actions(table)
-        return actions[f"partition.{self._column}"].to_pylist() if actions.num_rows else ()
+        return [key for _, key in self._files(table)]
+
+    def _files(self, table: Any) -> Iterator[tuple[str, Any]]:
+        """Return the paths of the table's files, each with the key of its partition."""
+        actions, key = pa.table(table.get_add_actions(flatten=True)), f"partition.{self._column}"
+        known = actions.select([name for name in ("path", key) if name in actions.column_names])
+        return ((each["path"], each.get(key)) for each in known.to_pylist())
 
     def _columns(self, table: Any) -> pa.Schema:
         return pa.schema(table.schema().to_arrow())
@@ -133,11 +128,6 @@ class DeltaPublisher(TablePublisher):
     def _version(self, table: Any) -> int | None:
         version: int = table.version()
         return version
-
-
-def _add_actions(table: Any) -> pa.Table:
-    """Return the table's files, with the values of their partitions."""
-    return pa.RecordBatchReader.from_stream(table.get_add_actions(flatten=True)).read_all()
 
 
 def _statistics(parts: Parts, id: str) -> str:

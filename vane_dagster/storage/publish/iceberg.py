@@ -98,9 +98,7 @@ class IcebergPublisher(TablePublisher):
                     spec.add_identity(self._column)
             _map_names(transaction)
 
-    def _active(self, table: Any) -> dict[str, Any] | None:
-        if table is None:
-            return None
+    def _active(self, table: Any) -> dict[str, Any]:
         spec, below = table.spec().spec_id, f"{self._base}/"
         planned = table.scan(row_filter=self._predicate).plan_files()
         own = (task.file for task in planned if task.file.spec_id == spec)

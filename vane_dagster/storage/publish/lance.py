@@ -130,13 +130,11 @@ class LancePublisher(TablePublisher):
             storage_options=driver_options(self.target),
         )
 
-    def _active(self, table: Any) -> dict[str, Any] | None:
+    def _active(self, table: Any) -> dict[str, Any]:
         """Return the fragments with rows of the partition, by file; a changed one by its id.
 
         A fragment is unchanged if its only file is one of ours and no row of it was deleted.
         """
-        if table is None:
-            return None
         active: dict[str, _Held] = {}
         for fragment in table.get_fragments():
             metadata = fragment.metadata

@@ -111,7 +111,7 @@ class TablePublisher(Publisher):
                 if table is None:
                     table = self._created(manifest.schema)
                 self._fit(table, manifest.schema, location)
-                active = self._active(table) or {}
+                active = self._active(table)
                 there = self._by_stem(active)
                 if len(active) == len(groups) and there.keys() == groups.keys():
                     return self._published([there[stem] for stem in groups], table)
@@ -132,8 +132,8 @@ class TablePublisher(Publisher):
 
     def holds(self, files: Sequence[str]) -> bool:
         with self._storage_errors("read"):
-            active = self._active(self._opened())
-        return active is not None and active.keys() == set(files)
+            table = self._opened()
+            return table is not None and self._active(table).keys() == set(files)
 
     def present(self, partitions: Sequence[str | None]) -> Iterable[str | None]:
         with self._storage_errors("read"):
@@ -186,8 +186,8 @@ class TablePublisher(Publisher):
         """Create the table without rows, with the columns of `_table_schema`."""
 
     @abc.abstractmethod
-    def _active(self, table: Any) -> dict[str, Any] | None:
-        """Return the table's files for the partition, by path; None if there is no table."""
+    def _active(self, table: Any) -> dict[str, Any]:
+        """Return the table's files for the partition, by path."""
 
     @abc.abstractmethod
     def _keys(self, table: Any, wanted: Sequence[str]) -> Iterable[str]:
