@@ -212,9 +212,7 @@ def _matching(fs: fsspec.AbstractFileSystem, pattern: _Pattern) -> list[dict[str
     for name, info in fs.glob(path, detail=True).items():
         if _is_hidden(name[fixed:]) or is_folder_marker(info):
             continue
-        leads_nowhere = info.get("islink") and not fs.exists(name)  # an error, like in a folder
-        is_file = info["type"] == "file" or leads_nowhere
-        infos = [info] if is_file else _data_below(fs, name, suffix)
+        infos = [info] if info["type"] == "file" else _data_below(fs, name, suffix)
         files.update({info["name"]: info for info in infos})
     return list(files.values())
 

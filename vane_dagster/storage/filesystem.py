@@ -444,7 +444,7 @@ def _local_files(path: str) -> dict[str, dict[str, Any]]:
 
     FIFOs, sockets and devices are left out: they have no content, and reading one may never end.
     """
-    if os.path.exists(path) and not os.path.isdir(path):
+    if os.path.lexists(path) and not os.path.isdir(path):
         info = _local_info(path)
         return {path: info} if info else {}
     files: dict[str, dict[str, Any]] = {}
