@@ -63,8 +63,8 @@ if TYPE_CHECKING:
     from vane_dagster.storage.store import Store
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
-Units = Mapping[tuple[str, str], tuple[FileRecord, Any]]
-"""Units by the URL and version of their record, each with what its table needs to cut it."""
+Units = Mapping[FileRecord, Any]
+"""Units by their record, each with what its table needs to cut it."""
 Version = int | str | datetime.datetime | None
 Detail = Mapping[str, Any]
 """What a library needs to read the rows of a span."""
@@ -88,8 +88,7 @@ class LakeTable(ABC):
     def units(self, where: str | None) -> Units:
         """Return the units that may have rows that pass a filter, listed once."""
         if where not in self._units:
-            listed = self.list_units(where)
-            self._units[where] = {(record.url, record.version): (record, u) for record, u in listed}
+            self._units[where] = dict(self.list_units(where))
         return self._units[where]
 
     @abstractmethod
@@ -196,8 +195,7 @@ class LakeSource(Source):
             where = filled_filter(self.filter, key)
             try:
                 table = bound._table(key, location)
-                units = with_retries(lambda: table.units(where))
-                return tuple(record for record, _ in units.values())
+                return tuple(with_retries(lambda: table.units(where)))
             except VaneError as error:
                 return SourceError(str(error))
             except Exception as error:  # drivers raise plain exceptions too
@@ -230,7 +228,7 @@ class LakeSource(Source):
 
         def pieces_of(file: FileRecord) -> Sequence[FragmentRecord]:
             def planned() -> Sequence[FragmentRecord]:
-                return list(table.cut(file, units[file.url, file.version][1], rule))
+                return list(table.cut(file, units[file], rule))
 
             with self.read_errors(file.url, location):
                 return with_retries(_failpoints.failing("read", file.url, planned))
