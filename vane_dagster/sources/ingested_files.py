@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self
 
 import pyarrow as pa
 
@@ -94,7 +94,6 @@ _VERSION = 1
 _PATH = "path"
 
 
-_Declared = TypeVar("_Declared", bound="IngestedSource")
 _Lot = Sequence[tuple[str, FileRecord]]
 """Files that are converted together, each with the identity of its version."""
 _Files = Sequence[tuple[FileRecord, StoredTable]]
@@ -155,7 +154,7 @@ class IngestedSource(FileSource, InStore):
 
     @classmethod
     def declared(
-        cls: type[_Declared],
+        cls,
         url: str | os.PathLike[str],
         schema: SchemaLike | None,
         types: SchemaLike | None,
@@ -165,7 +164,7 @@ class IngestedSource(FileSource, InStore):
         storage_options: Mapping[str, Any] | None,
         encoding: str = UTF_8,
         **own: Any,
-    ) -> _Declared:
+    ) -> Self:
         """Validate the arguments that all formats have."""
         where = f"vd.{cls.kind}"
         if schema is not None and types is not None:
