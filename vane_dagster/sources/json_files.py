@@ -68,23 +68,18 @@ class JsonSource(IngestedSource):
         """Parse whole lines."""
         if b"null" in block and _BARE_NULL.search(block):  # Arrow's reader crashes
             return _by_line(block, line, stream, self._texts)
-        schema = None
-        refused = pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, RecursionError
-        with suppress(*refused):
-            for _ in range(2):
-                table = arrow_json.read_json(
-                    pa.BufferReader(block),
-                    arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
-                    arrow_json.ParseOptions(explicit_schema=schema),
-                )
-                table.validate()  # the reader truncates some lists
-                plain = pa.schema([pa.field(f.name, _as_text(f.type)) for f in table.schema])
-                if plain == table.schema:
-                    others = [f.name for f in plain if not pa.types.is_string(f.type)]
-                    if self._texts.isdisjoint(others) and not any(map(_is_inexact, table.columns)):
-                        return table
-                    break
-                schema = plain  # texts that look like times
+        lines = sum(map(bool, map(bytes.strip, block.split(b"\n"))))
+        with suppress(
+            pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError, RecursionError
+        ):
+            table = _read_json(block, None)
+            plain = pa.schema([pa.field(f.name, _as_text(f.type)) for f in table.schema])
+            if plain != table.schema:  # texts that look like times
+                table = _read_json(block, plain)
+            others = [f.name for f in plain if not pa.types.is_string(f.type)]
+            is_exact = self._texts.isdisjoint(others) and not any(map(_is_inexact, table.columns))
+            if is_exact and len(table) == lines:  # it takes several objects in a line, too
+                return table
         return _by_line(block, line, stream, self._texts)
 
 
@@ -138,6 +133,16 @@ def json(
     return JsonSource.declared(
         url, schema, types, include_paths, asset, allow_empty, storage_options, encoding
     )
+
+
+def _read_json(block: bytes, schema: pa.Schema | None) -> pa.Table:
+    table = arrow_json.read_json(
+        pa.BufferReader(block),
+        arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1),
+        arrow_json.ParseOptions(explicit_schema=schema),
+    )
+    table.validate()  # the reader truncates some lists
+    return table
 
 
 def _as_text(kind: pa.DataType) -> pa.DataType:

@@ -109,6 +109,8 @@ LONG = b'{"a":1}\n' * 100
         (b'{"a":1}\n null \r\n{"a":1}\n', "for a double: line 2; expected an object a line"),
         (b'{"a":1}\n\n{"a":\n', "for a double: line 3; expected an object a line"),
         (b'{"a":1}\n{"a":"\xe9"}\n', "it is not valid UTF-8"),
+        (b'{"a":1} {"a":2}\n', "for a double: line 1; expected an object a line"),
+        (b'{"a":1}\n{"a":\n2}\n', "for a double: line 2, line 3; expected an object a line"),
         (b'{"a":1e400}\n', "for a double: line 1; expected an object a line"),
         (b'{"a":1,"A":2}\n', "columns 'a' and 'A' are the same name to SQL"),
         (b"", "has no row to find columns in"),
