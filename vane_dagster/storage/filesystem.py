@@ -200,7 +200,7 @@ class StoragePath:
         """Wait until the disk has a file; one that is gone is ignored. Other stores have it."""
         if self.is_local:
             with suppress(FileNotFoundError):
-                self._of_file(lambda: _sync_local(self.file(name)), name)
+                self.with_storage_errors("read", lambda: _sync_local(self.file(name)), name)
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file atomically, unless there is one of that name.
@@ -215,7 +215,8 @@ class StoragePath:
         # Else s3fs 2026.3 or later asks for the size first, to read large files in pieces.
         in_pieces = self._is_s3 and hasattr(self.fs, "_cat_file_concurrent")
         options = {"max_concurrency": 1} if is_small and in_pieces else {}
-        return bytes(self._of_file(lambda: self.fs.cat_file(self.file(name), **options), name))
+        read = functools.partial(self.fs.cat_file, self.file(name), **options)
+        return bytes(self.with_storage_errors("read", read, name))
 
     def put(self, name: str, path: str) -> None:
         """Copy a file from the local disk into the folder, atomically."""
@@ -225,7 +226,7 @@ class StoragePath:
 
     def get(self, name: str, path: str) -> None:
         """Copy a file of the folder to the local disk."""
-        self._of_file(lambda: self.fs.get_file(self.file(name), path), name)
+        self.with_storage_errors("read", lambda: self.fs.get_file(self.file(name), path), name)
 
     def delete(self, names: list[str]) -> None:
         """Delete files of the folder; those already gone are ignored."""
@@ -241,7 +242,10 @@ class StoragePath:
         )
 
     def with_storage_errors(self, verb: str, action: Callable[[], _T], name: str = "") -> _T:
-        """Run an operation on the folder, and retry it a few times after transient errors."""
+        """Run an operation on the folder, and retry it a few times after transient errors.
+
+        A missing file that is read is a FileNotFoundError, any other error a StoreError.
+        """
         if self.is_read_only and verb not in ("read", "listed"):
             raise StoreError(
                 f"{self.file_url(name)!r} cannot be {verb}: a branch only reads its fallback. "
@@ -252,18 +256,11 @@ class StoragePath:
         except StoreError:
             raise
         except Exception as error:  # drivers raise their own exception classes
+            if verb == "read" and isinstance(error, FileNotFoundError):
+                raise without_secrets(error) from None
             raise StoreError(
                 f"{self.url!r} cannot be {verb}: {described(error)}. {advice(error)}"
             ) from without_secrets(error)
-
-    def _of_file(self, read: Callable[[], _T], name: str) -> _T:
-        """Read a file; a missing one is a FileNotFoundError."""
-        try:
-            return self.with_storage_errors("read", read, name)
-        except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):
-                raise error.__cause__ from None
-            raise
 
     def _entries(self) -> list[dict[str, Any]]:
         self.fs.invalidate_cache(self.path)
