@@ -169,8 +169,7 @@ def _fields(annotation: Any) -> dict[str, Any] | None:
     if dataclasses.is_dataclass(annotation):
         types = hints(annotation)
         return {field.name: types[field.name] for field in dataclasses.fields(annotation)}
-    is_typed_dict = isinstance(annotation, type) and hasattr(annotation, "__optional_keys__")
-    if is_typed_dict or hasattr(annotation, "_fields"):
+    if hasattr(annotation, "__optional_keys__") or hasattr(annotation, "_fields"):
         return hints(annotation)
     return None
 
