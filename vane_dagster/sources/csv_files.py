@@ -225,7 +225,7 @@ def csv(
             empty text is an empty text in columns of text, and null in others.
         skip_rows: Lines before the header, or before the first row, that are not data.
         encoding: The encoding of the files: any that Python knows.
-        include_paths: Whether there is a column `path` with the file's URL.
+        include_paths: Whether there is a column `path` with the file's path.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
         allow_empty: Whether a partition without files or rows is accepted; an error by default.
             Without files, its columns are those of `schema` or of the first run.
