@@ -409,7 +409,7 @@ class RayClaims(Claims):
         import ray
 
         self._over.set()
-        is_lost = self._pool_manager.watch is not None and bool(self._pool_manager.watch.lost)
+        is_lost = bool(self._pool_manager.watch.lost)
         if ray.is_initialized() and not is_lost:
             self._pool_manager.send("end_claims", self._holder)
 

@@ -25,7 +25,7 @@ class ClaimRequest:
         holder: Identifies the holder.
         run_id: Its run.
         ttl_seconds: Seconds without a call after which its claims expire.
-        wanted: Names of work; those of one group are claimed together or not at all.
+        wanted: Groups of names of work. A group is claimed as a whole or not at all.
         release: Names to release first.
         age: Seconds since the holder listed the store.
     """
@@ -43,8 +43,9 @@ class ClaimAnswer:
     """The answer to a claim on a group of names.
 
     Attributes:
-        held_by: The run that holds one of the names; empty if they were granted.
-        is_changed: Whether one was released since the holder listed the store: there may be parts.
+        held_by: The run that holds a name of the group; empty if the claim was granted.
+        is_changed: Whether another run released a name after the holder listed the store, so that
+            there may be new parts.
     """
 
     held_by: str = ""
@@ -57,7 +58,7 @@ class Claims:
     def ask(
         self, wanted: Sequence[Sequence[str]], release: Sequence[str] = (), age: float = 0.0
     ) -> Sequence[ClaimAnswer]:
-        """Release names, then claim each group of which nobody else holds one. Does not wait."""
+        """Release names, then claim each group without names of other runs. Does not wait."""
         return [ClaimAnswer()] * len(wanted)
 
     def close(self) -> None:

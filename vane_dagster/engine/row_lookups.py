@@ -1,8 +1,8 @@
 """Where the rows of a run's keyed stages are looked up, and which partitions wait for others.
 
 A fragment's rows are looked up in the parts of its partition that the run has found or written, and
-in the manifests in force of its partition and of the preceding ones. For a partition without one,
-that of a stage that the pipeline no longer has is searched: the stage may have been renamed.
+in the manifests in force of its partition and of the preceding ones. If a partition has no manifest
+of the stage, which may have been renamed, stages that the pipeline no longer has are searched.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class RowLookups:
         found = [
             manifest
             for stage, latest in self._dropped(to, known)
-            if (name := latest.get(key)) and (manifest := self._opened(stage, key, name))
+            if (name := latest.get(key)) and (manifest := self._read(stage, key, name))
         ]
         alike = (each for each in found if each.row_definition in known)
         return max(alike, key=lambda each: each.committed_at, default=None)
@@ -184,16 +184,23 @@ class RowLookups:
             for stage in store.stages(name):
                 latest = {} if stage in own else store.latest(name, stage, keys)
                 ends = [*latest.items()][:: max(1, len(latest) - 1)]
-                opened = [self._opened(stage, *end) for end in ends]
-                if any(each and each.row_definition in known for each in opened):
+                if any(
+                    m and m.row_definition in known for m in (self._read(stage, *e) for e in ends)
+                ):
                     found.append((stage, latest))
         except VaneError as error:
             self._say(error)
         return found
 
-    def _opened(self, stage: str, key: str | None, name: ManifestName) -> Manifest | None:
+    def _read(self, stage: str, key: str | None, name: ManifestName) -> Manifest | None:
+        return self._tried(
+            lambda: self._state.store.read(self._state.pipeline.name, stage, key, name)
+        )
+
+    def _tried(self, read: Callable[[], Manifest | None]) -> Manifest | None:
+        """Open a manifest; None if that fails, which is reported."""
         try:
-            return self._state.store.read(self._state.pipeline.name, stage, key, name)
+            return read()
         except VaneError as error:
             self._say(error)
             return None
@@ -217,12 +224,7 @@ class RowLookups:
         without: Collection[str] = (),
     ) -> Iterator[RecordGroup]:
         """Yield the parts of a manifest, if it can be read and has the stage's row definition."""
-        try:
-            manifest = read()
-        except VaneError as error:
-            self._say(error)
-            return
-        known = self._stage_plan(partition, stage).known_rows
+        manifest, known = self._tried(read), self._stage_plan(partition, stage).known_rows
         if manifest is None or manifest.row_definition not in known:
             return
         folder = self._state.store.parts_of(manifest)

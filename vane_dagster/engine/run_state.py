@@ -87,7 +87,7 @@ class RunState:
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.stats: dict[tuple[int, str], StageStats] = {}
         self.epochs: dict[str, int] = {}  # of the stages with row keys to compute
-        self._floors: dict[tuple[int, str], int] = {}  # those of renamed stages
+        self._floors: dict[tuple[int, str], int] = {}  # of partitions whose stage was renamed
         self.usage = PoolUsage()
         self.max_faults = functools.cache(self._max_faults)
         self._servers = {s: tuple(pool.uses.values()) for s, pool in (pools or {}).items()}

@@ -38,7 +38,7 @@ class WorkerQueue:
         exclusive: Workers with a call that tolerates no other beside it.
         ending: Workers that are replaced after their last call, and whether they get calls while
             no other is ready, as those on nodes that Ray drains.
-        is_deferred: Whether its workers construct their models when the first row reaches a pool.
+        is_deferred: Whether its workers wait with loading until there is a row to compute.
     """
 
     slots: int
@@ -193,9 +193,10 @@ class WorkerGroup:
 
     def load(self) -> None:
         """Let the workers construct their models: there is a row to compute."""
-        if any(queue.is_deferred for queue in self.worker_queues.values()):
-            for queue in self.worker_queues.values():
-                queue.is_deferred = False
+        deferred = [queue for queue in self.worker_queues.values() if queue.is_deferred]
+        for queue in deferred:
+            queue.is_deferred = False
+        if deferred:
             self._start_deferred()
 
     def _start(self, worker: Worker) -> None:

@@ -165,7 +165,7 @@ class Provenance:
         """
         pointer, version, kind = self._log.newest(key)
         versions: Mapping[str | None, str] = {}
-        if version is None and key not in self._deps:  # those of the step are in manifests
+        if version is None and key not in self._deps:  # the manifests name those of this step
             versions = self._log.versions(key, kind, self._partitions)
         self._inputs[key] = pointer, versions, version or _UNKNOWN
 

@@ -95,7 +95,7 @@ class LakeTable(ABC):
     def list_units(self, where: str | None) -> Iterable[tuple[FileRecord, Any]]:
         """List the units that may have rows that pass a filter, in the order of their rows."""
 
-    def forget(self) -> None:  # noqa: B027
+    def forget(self) -> None:  # noqa: B027  # only some formats keep what they have read
         """Free what was read to list units, once those of all partitions are listed."""
 
     @abstractmethod
