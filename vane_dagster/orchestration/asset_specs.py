@@ -28,10 +28,15 @@ def stage_spec(pipeline: Pipeline, spec: StageSpec) -> dg.AssetSpec:
     """Return a stage's asset spec."""
     return dg.AssetSpec(
         key=stage_key(pipeline, spec.name),
-        deps=[*(stage_key(pipeline, name) for name in spec.upstream), *spec.asset.deps],
+        deps=[*(_dep(pipeline, name) for name in spec.upstream), *spec.asset.deps],
         code_version=stage_definition(pipeline, spec)[:16],
         **_common(pipeline, spec.asset, spec.kind, spec.description),
     )
+
+
+def _dep(pipeline: Pipeline, name: str) -> dg.AssetDep:
+    mapping = getattr(pipeline.source, "partition_mapping", None) if name == SOURCE else None
+    return dg.AssetDep(stage_key(pipeline, name), partition_mapping=mapping)
 
 
 def source_spec(pipeline: Pipeline, options: Asset) -> dg.AssetSpec:

@@ -124,16 +124,18 @@ def _first_attempt(context: dg.AssetExecutionContext) -> str | None:
 
 
 def _check_source(context: dg.AssetExecutionContext, pipeline: Pipeline) -> None:
-    """Refuse an asset as source whose keys name other time windows than the pipeline's."""
+    """Refuse an asset as source whose time windows are not known, and not the pipeline's."""
     key, graph = stage_key(pipeline, SOURCE), context.job_def.asset_layer.asset_graph
-    if not isinstance(pipeline.source, StoredSource) or not graph.has(key):
+    source = pipeline.source
+    if not isinstance(source, StoredSource) or source.partition_mapping or not graph.has(key):
         return
     own, other = pipeline.partitions_def, graph.get(key).partitions_def
     if len({getattr(each, "cron_schedule", None) for each in (own, other)} - {None}) > 1:
         raise dg.Failure(
             f"pipeline {pipeline.name!r} has partitions ({own}) unlike its source, asset "
-            f"{key.to_user_string()!r} ({other}). A partition reads the one with the same key: "
-            "give both the same partitions_def",
+            f"{key.to_user_string()!r} ({other}). Pass vd.stored({key.to_user_string()!r}, "
+            "partitions_def=...) with those of the asset, so that a partition reads all that "
+            "overlap with it",
             allow_retries=False,
         )
 

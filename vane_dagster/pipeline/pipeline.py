@@ -206,7 +206,7 @@ class Pipeline(Rows):
             from vane_dagster.sources.stored import as_source
 
             source = as_source(location, source)
-        source = source.of_pipeline(name)
+        source = source.of_pipeline(name, partitions_def)
         source.validate(location, partitions_def)
         given = as_id(location, source.default_id if id is None else id)
         self.id_rule: IdRule | None = given if isinstance(given, IdRule) else None

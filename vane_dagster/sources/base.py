@@ -193,8 +193,8 @@ class Source(SourceReader):
             DefinitionError: If they do not fit.
         """
 
-    def of_pipeline(self, name: str) -> Source:
-        """Return the source as a pipeline reads it, if its identity depends on the pipeline."""
+    def of_pipeline(self, name: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> Source:
+        """Return the source as a pipeline reads it, if that depends on the pipeline."""
         return self
 
     def describe(self) -> str:

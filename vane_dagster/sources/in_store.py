@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vane_dagster.sources.base import Source
 
 if TYPE_CHECKING:
+    import dagster as dg
+
     from vane_dagster.storage.store import Store
 
 
@@ -23,7 +25,7 @@ class InStore(Source):
     store: Store | None = field(default=None, repr=False, compare=False)
     pipeline: str = field(default="", repr=False, compare=False)
 
-    def of_pipeline(self, name: str) -> Source:
+    def of_pipeline(self, name: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> Source:
         return replace(self, pipeline=name)
 
     def bind(self, store: Store) -> Source:

@@ -83,23 +83,37 @@ def test_kinds_of_partitions(partitions_def, place, keys, tmp_path, local, mater
     assert len(list((tmp_path / "out").iterdir())) == 2, "a key is one folder"
 
 
-def test_a_source_with_other_time_windows_is_refused(local, tmp_path):
-    """Some of its keys are those of the pipeline's partitions, with a part of their rows."""
-    weeks = dg.WeeklyPartitionsDefinition("2026-01-04")
+def test_a_week_reads_its_days(local, tmp_path):
+    weeks, days = (
+        dg.WeeklyPartitionsDefinition("2026-01-04"),
+        dg.DailyPartitionsDefinition("2026-01-01"),
+    )
 
-    @dg.asset(partitions_def=DAYS, io_manager_key="store")
-    def raw() -> pa.Table:
-        return pa.table({"id": [1]})
+    @dg.asset(partitions_def=days, io_manager_key="store")
+    def raw(context) -> pa.Table:
+        return pa.table({"id": [int(context.partition_key[-2:])]})
 
-    resources = {"compute": local, "store": vd.FragmentStore(root=str(tmp_path))}
-    for source in (raw, vd.stored("raw")):
+    def week(source: object) -> tuple[vd.Pipeline, dg.AssetsDefinition]:
         docs = vd.Pipeline("docs", source=source, id="id", partitions_def=weeks)
         docs.project("clean", ["id"])
-        result = dg.materialize(
-            [raw, docs.build_assets()],
-            selection=["docs/clean"],
-            partition_key="2026-01-04",
-            resources=resources,
-            raise_on_error=False,
-        )
-        assert "unlike its source, asset 'raw' (Daily, starting 2026-01-01" in failure(result)
+        return docs, docs.build_assets()
+
+    resources = {"compute": local, "store": vd.FragmentStore(root=str(tmp_path))}
+    for day in range(4, 11):
+        dg.materialize([raw], partition_key=f"2026-01-{day:02}", resources=resources)
+
+    def run(assets: dg.AssetsDefinition, key: str) -> dg.ExecuteInProcessResult:
+        selection = [*assets.keys]
+        given = {"partition_key": key, "resources": resources, "raise_on_error": False}
+        return dg.materialize([raw, assets], selection=selection, **given)
+
+    _, unknown = week(vd.stored("raw"))
+    refused = "unlike its source, asset 'raw' (Daily, starting 2026-01-01"
+    assert refused in failure(run(unknown, "2026-01-04"))
+
+    docs, assets = week(raw)
+    assert run(assets, "2026-01-04").success
+    assert sorted(vd.load(docs["clean"], store=str(tmp_path))["id"].to_pylist()) == [*range(4, 11)]
+    missing = failure(run(assets, "2026-01-11"))
+    assert "asset 'raw' was never materialized" in missing
+    assert "in partition '2026-01-11'; materialize it first" in missing

@@ -83,6 +83,28 @@ def test_partitions_are_read_by_their_keys_or_all_together(store):
     assert ids(store) == [*range(10)]
 
 
+def test_a_partition_reads_what_its_mapping_names(store):
+    days = dg.DailyPartitionsDefinition("2026-01-01", end_date="2026-01-10")
+    for number, key in enumerate(keys := days.get_partition_keys()[:4]):
+        keep(store, "raw", key, rows(5, 5 * number))
+    earlier = dg.TimeWindowPartitionMapping(start_offset=-2)
+    source = vd.stored("raw", partitions_def=days, partition_mapping=earlier)
+    docs = over(source, partitions_def=days)
+    compute(docs, store, [keys[3]])
+    found = read_stage(Path(store.root.path), "docs", "clean", keys[3])["id"].to_pylist()
+    assert sorted(found) == [*range(5, 20)]
+    (error,) = plan_run(docs, STAGES, ["2026-01-05"], store).failed.values()
+    assert "in partition '2026-01-05'; materialize it first" in str(error)
+    (dep,) = next(iter(docs.build_assets().specs)).deps
+    assert dep.partition_mapping == earlier
+
+    with pytest.raises(DefinitionError, match="expected partitions_def of the pipeline and of"):
+        over(vd.stored("raw", partition_mapping=earlier), partitions_def=days)
+    static = dg.StaticPartitionsDefinition([*KEYS])
+    with pytest.raises(DefinitionError, match="source asset raw: Downstream partitions def"):
+        over(source, partitions_def=static)
+
+
 def test_an_asset_without_rows_has_to_be_allowed(store):
     keep(store, "raw", None, rows(0))
     (error,) = plan_run(over(vd.stored("raw")), STAGES, [None], store).failed.values()
