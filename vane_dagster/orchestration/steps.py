@@ -49,6 +49,12 @@ def materialize_step(
                 "the keys that build_assets() gives, under which the store keeps the rows. Leave "
                 "out key_prefix, and rename the pipeline instead"
             )
+        if not isinstance(compute, Compute):
+            raise dg.Failure(
+                f"resource 'compute' is a {type(compute).__name__}; expected vd.RayCompute(...) or "
+                "vd.LocalCompute(...)",
+                allow_retries=False,
+            )
         if not isinstance(store, FragmentStore):
             raise dg.Failure(
                 f"resource 'store' is a {type(store).__name__}; expected vd.FragmentStore(...). "

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 from vane_dagster import _failpoints
 from vane_dagster._arguments import check_installed
 from vane_dagster._keywords import known_keywords, require_columns
-from vane_dagster.errors import SourceError
+from vane_dagster.errors import DefinitionError, SourceError
 from vane_dagster.retries import with_retries
 from vane_dagster.sources.base import FragmentRule
 from vane_dagster.sources.grouping import SizedFile, cut
@@ -124,8 +123,8 @@ class LanceSource(FolderSource):
     table_type: ClassVar[type[LakeTable]] = LanceTable
 
     def load(self, url: str) -> Any:
-        assert not isinstance(self.table_version, datetime.datetime)
-        return open_table(StoragePath(url, self.storage_options), self.table_version)
+        version = cast("int | str | None", self.table_version)
+        return open_table(StoragePath(url, self.storage_options), version)
 
     def read_rows(
         self, span: FileSpan, detail: Detail, schema: pa.Schema, location: str
@@ -193,6 +192,11 @@ def lance(
     """
     where = "vd.lance"
     check_installed(where, "lance", "lance")
+    if not isinstance(version, (int, str)) and version is not None:
+        raise DefinitionError(
+            f"{where}: version is a {type(version).__name__}; expected the number of a version, "
+            "or a tag"
+        )
     place = folder_arguments(where, url, version, storage_options)
     return LanceSource(**place, **lake_arguments(where, filter, columns, asset, allow_empty))
 

@@ -262,3 +262,6 @@ def test_another_resource_is_no_store() -> None:
     docs.project("clean", ["id"])
     with pytest.raises(dg.Failure, match=r"'store' is a \w+; expected vd.FragmentStore.*replaces"):
         dg.materialize_to_memory([docs.build_assets()], resources={"compute": vd.LocalCompute()})
+    resources = {"compute": vd.FragmentStore(), "store": vd.FragmentStore()}
+    with pytest.raises(dg.Failure, match="'compute' is a FragmentStore; expected vd"):
+        dg.materialize([docs.build_assets()], resources=resources)

@@ -13,7 +13,13 @@ import pytest
 
 import vane_dagster as vd
 from support.ingested import read
+from vane_dagster.errors import DefinitionError
 from vane_dagster.sources import FileSpan, FragmentRule
+
+
+def test_a_version_is_no_time():
+    with pytest.raises(DefinitionError, match="version is a datetime; expected the number of a"):
+        vd.lance("table", version=datetime.datetime(2026, 1, 1))  # type: ignore[arg-type]
 
 
 def test_rows_are_cut_evenly_and_read_by_number(tmp_path):
