@@ -47,6 +47,7 @@ TRANSACTION_ATTEMPTS = 60
 _MAX_FRAGMENT_COUNTS = 3
 _MAX_DEATHS_PER_ROW = 2
 _MAX_CONSECUTIVE_DEATHS = 16
+"""Of a stage without as many answers: one that has worked may have as many bad rows in a row."""
 MAX_CONSECUTIVE_FAILURES = 3
 _SERVER_TOGETHER = 2
 _SERVER_ALONE = 3
@@ -277,11 +278,13 @@ class LostCalls:
     def __init__(self) -> None:
         self._row_deaths = Counter[tuple[Hashable, str, int]]()
         self._consecutive_deaths = Counter[str]()
+        self._answers = Counter[str]()
         self.fragment_counts = Counter[Hashable]()
 
     def answered(self, stage: str) -> None:
         """Record that a call of a stage was answered."""
         self._consecutive_deaths[stage] = 0
+        self._answers[stage] += 1
 
     def started_over(self, fragment: Hashable) -> None:
         """Forget which rows of a fragment ended workers: their positions may be others' now."""
@@ -306,7 +309,8 @@ class LostCalls:
         again = rows and RetriedRows(rows.start, len(rows), may_kill=loss != "outside")
         is_counted = loss not in ("outside", "shared")
         self._consecutive_deaths[stage] += is_counted and loss != "table"
-        many = self._consecutive_deaths[stage] > _MAX_CONSECUTIVE_DEATHS
+        limit = max(_MAX_CONSECUTIVE_DEATHS, self._answers[stage])
+        many = self._consecutive_deaths[stage] > limit
         if loss == "table" or (is_counted and many):
             again = None
         if again and again.rows > 1 and isolates and loss != "outside":

@@ -249,6 +249,17 @@ def test_a_stage_whose_workers_die_one_after_the_other_is_not_halved_for_ever():
     assert lost.decide("crash", "model", 0, SLICE, True) == "start over"
 
 
+def test_a_stage_that_has_worked_may_have_as_many_bad_rows_in_a_row():
+    lost = LostCalls()
+    for _ in range(40):
+        lost.answered("model")
+    for number in range(20):
+        row = range(number, number + 1)
+        assert lost.decide("crash", "model", 0, row, True) == [RetriedRows(number, 1)]
+        assert lost.decide("crash", "model", 0, row, True)[0].error == WORKER_DIED
+    assert lost.decide("crash", "model", 0, SLICE, True) == "start over"
+
+
 # Workers and servers
 
 

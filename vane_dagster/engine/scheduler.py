@@ -459,12 +459,14 @@ class WaveScheduler:
             run.is_suspect |= loss not in ("table", "outside")
             self._start_over(run)
         else:
+            fix = "on_error='quarantine' isolates it"
+            if task.spec.isolates_rows:
+                fix = "and many do in a row, compute some of them alone with Stage.preview"
             error = ComputeError(
                 f"{in_flight.work.location}: its worker or its data was lost "
                 f"{self._lost_calls.fragment_counts[run.place]} times, the last time: {reason}. "
                 "If memory ran out, lower batch_size or concurrency, or reserve memory=; if a row "
-                "kills the process, on_error='quarantine' isolates it"
-                + (f"\n\n{fault.traceback}" if fault else "")
+                f"kills the process, {fix}" + (f"\n\n{fault.traceback}" if fault else "")
             )
             self._fail(run.partition, task.stage, error)
 
