@@ -64,8 +64,9 @@ def gc(root: str, as_json: bool, **policy: Any) -> None:
     once they are older than --keep, so that runs do not use them any more. A gc at least --grace
     later deletes them.
 
-    Copies of local files that arguments name are deleted once no run has needed them for --keep and
-    --grace together. In the targets of write stages, only files that killed runs left in
+    Other files, such as unfinished files of killed runs, answers of batches, and copies of local
+    files that arguments name, are deleted once no run has needed them for --keep and --grace
+    together. In the targets of write stages, only files that killed runs left in
     _vane_staging are deleted. With --json, each line is an object with the names and sizes of the
     files.
     """

@@ -6,6 +6,9 @@ collection deletes it, unless a manifest names it by then. This happens after th
 every run and reader that began before is over. The same applies to parts that killed runs have
 staged in the target of a `write` stage. Published files are not examined.
 
+Files that are deleted without a mark must be older than both periods together, because a run in
+progress may need them: unfinished files, failed rows, batches and texts of definitions.
+
 Local files that arguments name are needed by the runs that began with their record. They are
 deleted once their last run has begun longer ago than both periods together. The same applies to
 tables in the store, which are also needed while a manifest to keep names them, and to indexes of
@@ -52,7 +55,8 @@ class GcPolicy:
     Attributes:
         now: Unix time in seconds.
         keep: Seconds that an unreferenced part, or a manifest not in force, is kept in any case.
-        grace: Seconds between the mark and the deletion; longer than any run or reader takes.
+        grace: Seconds between the mark and the deletion; longer than any run or reader takes. Other
+            files must be older than both together.
         dry_run: Whether to change nothing.
     """
 
@@ -252,6 +256,10 @@ class _StageFolders:
     def _is_old(self, since: float) -> bool:
         return self._policy.now - since > self._policy.keep
 
+    def _is_unused(self, since: float) -> bool:
+        """Whether a file is older than all runs and readers, so that it needs no mark."""
+        return self._is_old(since + self._policy.grace)
+
     def collect(self, needed: _Needed) -> GcReport:
         """Mark and delete parts; marked parts that are needed again are released."""
         collected = self._report
@@ -271,12 +279,12 @@ class _StageFolders:
         unused = {n: s for n, s in texts.entries().items() if n not in self.definitions}
         for place, listed in ((texts, unused), (self._folder.child(FAILED), self._failed)):
             for name, stored in listed.items():
-                if self._is_old(stored.modified):
+                if self._is_unused(stored.modified):
                     collected.files[place.file_url(name)] = stored.size
         self._collect_batches()
         for path, stored in self.manifests.items():
             name = path.rpartition("/")[2]
-            if name.startswith(TEMPORARY) and self._is_old(stored.modified):
+            if name.startswith(TEMPORARY) and self._is_unused(stored.modified):
                 collected.temporaries[manifests.file_url(path)] = stored.size
             elif path not in needed and ManifestName.parse(name):
                 collected.manifests[manifests.file_url(path)] = stored.size
@@ -290,11 +298,11 @@ class _StageFolders:
         if not (stored := folder.path.entries()):
             return
         batches = folder.batches()
-        ended = [b.name for b in batches if b.ended_at and self._is_old(b.ended_at)]
+        ended = [b.name for b in batches if b.ended_at and self._is_unused(b.ended_at)]
         in_flight = [batch.name for batch in batches if batch.name not in ended]
         for name, info in stored.items():
             batch = name.partition(".")[0]
-            if batch in ended or (self._is_old(info.modified) and batch not in in_flight):
+            if batch in ended or (self._is_unused(info.modified) and batch not in in_flight):
                 self._report.files[folder.path.file_url(name)] = info.size
 
     def _unneeded(self, folder: str, kept: Iterable[array[int]]) -> dict[str, FileInfo]:
@@ -314,7 +322,8 @@ class _StageFolders:
         if not self._is_old(stored.modified):
             return
         if name.startswith(TEMPORARY):
-            collected.temporaries[url] = stored.size
+            if self._is_unused(stored.modified):
+                collected.temporaries[url] = stored.size
         elif parse_part_name(name) or name.endswith((FAULTS, RECORDS)):
             since = self._condemned.get(path)
             gone = since is not None and policy.now - since >= policy.grace

@@ -103,6 +103,28 @@ def test_former_versions_go_in_two_steps(made):
     assert sorted(path.suffix for path in folder.iterdir()) == [".parquet", ".txt"]
 
 
+def test_without_keep_what_runs_in_progress_have_written_stays_for_the_grace_period(made):
+    stage = made / "store/docs/clean"
+    batches = BatchFolder(store(made), "docs", "clean")
+    batch = ProviderBatch("m", 0.0, "r", 1, (None,), ("clean",), ended_at=time.time(), name="b")
+    batches.add(batch, {"0" * 32: "{}"})
+    batches.end(batch, {})
+    record_requests(batches.path, {"1" * 32: "{}"})
+    for folder in (*stage.glob("parts/*"), *stage.glob("manifests/*")):
+        (folder / ".writing-00ff").write_bytes(b"half a file")
+    for name in ("definitions/ff.json", "failed/~unpartitioned/1.parquet"):
+        (stage / name).parent.mkdir(parents=True, exist_ok=True)
+        (stage / name).write_bytes(b"")
+    written = ["*/*/.writing-00ff", "definitions/ff.json", "failed/*/*", "batches/*"]
+
+    def collected(days: float) -> int:
+        list(collect(store(made), GcPolicy(time.time() + days * DAY, 0.0, DAY)))
+        return sum(len([*stage.glob(pattern)]) for pattern in written)
+
+    assert collected(0.1) == 2 + 1 + 1 + 3
+    assert collected(1.1) == 0
+
+
 def test_the_command_says_what_it_would_do_and_did(made):
     words = ["store", "gc", str(made / "store"), "--keep", "0s"]
     shown = CliRunner().invoke(main, [*words, "--dry-run"]).output
@@ -289,5 +311,5 @@ def test_batches_go_after_their_answers_were_kept_and_never_in_flight(made):
     list(collect(store(made), GcPolicy(now, 7 * DAY, DAY)))
     kept = {"new.answers.parquet", "new.json", "open.json", "open.requests.parquet"}
     assert folder.path.names().keys() == {*kept, killed}
-    list(collect(store(made), GcPolicy(now + 8 * DAY, 7 * DAY, DAY)))
+    list(collect(store(made), GcPolicy(now + 8.1 * DAY, 7 * DAY, DAY)))
     assert folder.path.names().keys() == {"open.json", "open.requests.parquet"}
