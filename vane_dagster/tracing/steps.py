@@ -103,7 +103,8 @@ class Trace(Printed):
         forward: Whether the trace goes from the row to the rows made from it.
         steps: The rows of the trace, upstream first.
         omitted: By stage, the number of rows that are not listed.
-        missing: In a forward trace, by downstream stage without such rows, the reason.
+        missing: In a forward trace, by downstream stage that lacks such rows, the reason; if it
+            lacks only some, also their ids.
     """
 
     stage: str

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from vane_dagster._texts import in_partition
-from vane_dagster.errors import DamagedPartError, StoreError, TraceError
+from vane_dagster.errors import DamagedPartError, StoreError, TraceError, names
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.storage.filesystem import StoragePath, protocol_of
 from vane_dagster.storage.manifest import FragmentRecord, Manifest
@@ -303,6 +303,11 @@ class _StageRows:
     rows: Sequence[Sequence[Any]]
     is_found: bool = True
 
+    def lacks(self, ids: set[Any], depth: int) -> bool:
+        """Whether a stage of as many keys lacks rows that one of its readers could have had."""
+        known = {keys[0] for keys in self.rows} if self.depth == depth else ids
+        return not self.is_found or ids.isdisjoint(known)
+
 
 def trace_forward(manifest_index: ManifestIndex, stage: str, id: Any) -> Trace:
     """Trace a row of a stage, or of the source, forward."""
@@ -419,13 +424,22 @@ class _ForwardWalk:
             self.missing[label] = f"its part is gone or cannot be read: {error}"
             return
         if not rows:
-            self.missing[label] = self._reason(manifest, index, above, stale)
+            ids = {keys[0] for reached in above.values() for keys in reached.rows}
+            self.missing[label] = self._reason(manifest, index, above, stale, ids)
             return
         notes = [
             f"made from an older {self._manifest_index.label(u)}; materialize it again"
             for u in sorted(stale)
         ]
         self.reached[stage] = _StageRows(len(manifest.keys), [row.keys for row in rows])
+        reasons: dict[str, list[Any]] = {}
+        for id in (absent := self._absent(stage, above))[:SHOWN]:
+            reason = self._reason(manifest, index, above, stale, {id})
+            reasons.setdefault(reason, []).append(id)
+        if absent:
+            texts = [f"{names(ids)}: {reason}" for reason, ids in reasons.items()]
+            texts += [f"and {more:,} more"] if (more := len(absent) - SHOWN) > 0 else []
+            self.missing[label] = "; ".join(texts)
         self.steps += [
             stage_step(self._manifest_index, manifest, name, index, row, (), notes)
             for row in rows[:SHOWN]
@@ -433,20 +447,35 @@ class _ForwardWalk:
         if len(rows) > SHOWN:
             self.omitted[label] = len(rows) - SHOWN
 
+    def _absent(self, stage: str, above: dict[str, _StageRows]) -> list[Any]:
+        """Return the ids of upstream rows that a stage made no row from."""
+        made, ids = self.reached[stage], dict[Any, None]()
+        for reached in above.values():
+            depth = min(reached.depth, made.depth)
+            kept = {tuple(keys[-depth:]) for keys in made.rows}
+            rows = reached.rows if reached.is_found else ()
+            ids |= dict.fromkeys(keys[0] for keys in rows if tuple(keys[-depth:]) not in kept)
+        return list(ids)
+
     def _is_of(self, manifest: Manifest, upstream: str) -> bool:
         """Whether a manifest was made from the manifest in force of an upstream stage."""
         in_force = self._manifest_index.in_force(upstream)
         return in_force is not None and manifest.upstream.get(upstream) == in_force[0]
 
     def _reason(
-        self, manifest: Manifest, index: int, above: dict[str, _StageRows], stale: set[str]
+        self,
+        manifest: Manifest,
+        index: int,
+        above: dict[str, _StageRows],
+        stale: set[str],
+        ids: set[Any],
     ) -> str:
         if stale:
             older = ", ".join(self._manifest_index.label(u) for u in sorted(stale))
             return f"no row; it was made from an older {older}"
+        depth = len(manifest.keys)
         if lacking := [
-            self._manifest_index.label(u) for u, reached in above.items() if not reached.is_found
+            self._manifest_index.label(u) for u, rows in above.items() if rows.lacks(ids, depth)
         ]:
             return f"no row, because {', '.join(lacking)} has none"
-        ids = {keys[0] for reached in above.values() for keys in reached.rows}
         return leaving(self._manifest_index, manifest, index, ids)

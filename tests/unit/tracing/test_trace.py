@@ -447,6 +447,35 @@ def test_a_quarantined_row_is_told_from_a_filtered_one(tmp_path):
     assert row_at(trace(tmp_path, "docs/below", 8, None).steps[0])["id"] == 8
 
 
+def fails_on_two(word: str) -> int:
+    if word == "two":
+        raise ValueError("two is refused")
+    return len(word)
+
+
+def test_a_forward_trace_names_the_children_that_stages_lack(tmp_path):
+    texts = {"id": [1, 2], "text": ["one two three four", "two"]}
+    write_source(tmp_path / "src", texts)
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    words = pipeline.flat_map(
+        "words", lambda text: text.split(), id="word_id", schema={"word": "VARCHAR"}
+    )
+    failures = vd.Failures("quarantine", max_error_rate=0.9)
+    lengths = words.map("lengths", fails_on_two, schema={"n": "INT"}, on_error=failures)
+    long = words.project("long", ["word"], where="length(word) > 3")
+    pipeline.join("both", lengths, long)
+    same = pipeline.project("same", ["text"])
+    pipeline.join("by_doc", same, long, children="list")
+    compute(pipeline, store(tmp_path))
+
+    found = trace(tmp_path, "docs", 1, None, forward=True)
+    assert found.missing == {
+        "docs/lengths": "'1-1': quarantined by 'docs/lengths': ValueError: two is refused",
+        "docs/long": "'1-0', '1-1': filtered by 'docs/long'",
+        "docs/both": "'1-0': no row, because docs/long has none",
+    }
+
+
 def test_a_pipeline_stands_for_its_source(traced):
     pipeline = docs(traced / "src" / "{partition_key}", partitions_def=DAYS)
     found, by_name = (trace(traced, each, 42, forward=True) for each in (pipeline, "docs"))
