@@ -26,7 +26,8 @@ def trace(
     """Trace a row through each stage back to its source file, or forward to every row made from it.
 
     A backward trace uses the manifests that each stage was made from. A forward trace uses the
-    manifests in force. The search selects parts by the id ranges in the manifests, and row groups
+    manifests in force. Both continue in pipelines of the store that read a stage of another one.
+    The search selects parts by the id ranges in the manifests, and row groups
     by their statistics, and reads their id columns. For a row that it shows, it also reads the
     other columns of its part, except vectors, tensors and bytes.
 

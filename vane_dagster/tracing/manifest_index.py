@@ -82,7 +82,7 @@ class ManifestIndex:
         self._read = functools.lru_cache(maxsize=2)(read_part)  # a part, and records of rows
         if pipeline.startswith("~") or not self.stages:
             raise TraceError(
-                f"{store.described} has no pipeline {pipeline!r}; it has {names(_pipelines(store))}"
+                f"{store.described} has no pipeline {pipeline!r}; it has {names(pipelines(store))}"
             )
 
     @cached_property
@@ -244,6 +244,17 @@ class ManifestIndex:
         except SourceError as error:
             raise StoreError(str(error)) from error
 
+    def id_in_source(self, manifest: Manifest, span: FileSpan, row: int) -> Any:
+        """Return the id of a row of the source that is a row of another pipeline."""
+        name, kind = self.source_id(manifest), manifest.schema.field(manifest.keys[-1]).type
+        fragment = FragmentRecord(span.url, row, row + 1, "", 0, detail=span.detail)
+        columns = pa.schema([(name, kind)])
+        if manifest.id_rule:
+            ids = rule_of(manifest.id_rule, name).read(self.source, fragment, columns, "trace")
+        else:
+            ids = self.source.read(fragment, columns, "trace")
+        return ids[name][0].as_py()
+
     def _source_of(self, manifest: Manifest) -> SourceReader | None:
         """Return a source that reads the files of a manifest; None if only its declaration does."""
         kind = manifest.source or PARQUET
@@ -357,6 +368,7 @@ def _texts(rows: pa.Table, row: int) -> Mapping[str, str]:
     return next(iter(sample_rows(rows.slice(row), 1)), {})
 
 
-def _pipelines(store: Store) -> list[str]:
+def pipelines(store: Store) -> list[str]:
+    """Return the names of a store's pipelines."""
     folders = {name for each in store.layers for name in each.root.folders()}
     return sorted(name for name in folders if not name.startswith("~"))

@@ -1,12 +1,13 @@
 """Traces: from a row back to its source, and forward to every row made from it.
 
 A backward trace follows the manifests that each stage was made from. A forward trace follows the
-manifests in force. If a pipeline's source is the rows of another pipeline, the backward trace
-continues there.
+manifests in force. If a pipeline's source is the rows of another pipeline, both continue from one
+to the other.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -24,6 +25,7 @@ from vane_dagster.tracing.manifest_index import (
     aligned,
     file_of,
     fragment_index,
+    pipelines,
 )
 from vane_dagster.tracing.missing import (
     leaving,
@@ -382,11 +384,34 @@ class _ForwardWalk:
         """Visit all downstream stages and return the trace."""
         for below in self._below(stage):
             self._look(below)
+        for pipeline in pipelines(self._manifest_index.store):
+            self._go_on(pipeline)
         return Trace(
             self._manifest_index.label(stage), self._manifest_index.partition, id, True,
             tuple(self.steps),
             self.omitted, self.missing,
         )  # fmt: skip
+
+    def _go_on(self, pipeline: str) -> None:
+        """Continue in another pipeline if its source is a stage with rows of the trace."""
+        store = self._manifest_index.store
+        source = store.source(pipeline) or ""
+        rows = [each for each in self.steps if source.endswith(f": asset {each.stage}")]
+        walks = []
+        for partition in dict.fromkeys((self._manifest_index.partition, None) if rows else ()):
+            other = ManifestIndex(store, pipeline, partition)
+            in_force = [head for _, head in filter(None, map(other.in_force, other.stages))]
+            heads = [head for head in in_force if SOURCE in head.reads]
+            for head in sorted(heads, key=lambda head: -head.committed_at)[:1]:
+                walks += [*_walks_on(other, head, rows)]
+        if rows and not walks:
+            self.missing[f"{pipeline}/{SOURCE}"] = (
+                f"made from another version of {rows[0].stage}; materialize it again"
+            )
+        for found in walks:
+            self.steps += found.steps
+            self.omitted |= found.omitted
+            self.missing |= found.missing
 
     def _below(self, first: str) -> list[str]:
         """Return the direct and indirect downstream stages of a stage, each after its inputs."""
@@ -479,3 +504,26 @@ class _ForwardWalk:
         ]:
             return f"no row, because {', '.join(lacking)} has none"
         return leaving(self._manifest_index, manifest, index, ids)
+
+
+def _walks_on(
+    manifest_index: ManifestIndex, manifest: Manifest, rows: Sequence[Step]
+) -> Iterable[Trace]:
+    """Trace rows of a stage forward in a pipeline that reads the stage's parts."""
+    place_of = functools.partial(_stage_of, manifest_index.store)
+    numbers: dict[Any, list[int]] = {}
+    for step in rows:
+        if step.row is not None:
+            numbers.setdefault(place_of(step.url), []).append(step.row)
+    for index, fragment in enumerate(manifest.fragments):
+        ids = [
+            manifest_index.id_in_source(manifest, span, row)
+            for span in fragment.spans
+            for row in numbers.get(place_of(span.url), ())
+            if span.start <= row < span.stop
+        ]
+        if ids:
+            walk = _ForwardWalk(manifest_index, fragment)
+            walk.steps += [source_step(manifest_index, manifest, index, id) for id in ids]
+            walk.reached[SOURCE] = _StageRows(1, [(id,) for id in ids])
+            yield walk.trace(SOURCE, ids[0])

@@ -29,6 +29,7 @@ from vane_dagster.tracing.steps import Step, Trace
 
 DAY = "2026-01-02"
 DAYS = dg.StaticPartitionsDefinition(["2026-01-01", DAY])
+_DAILY: dict[str, Any] = {"partitions_def": DAYS}
 STAGES = ("clean", "upper", "embedded", "joined", "words", "by_word", "by_doc", "published")
 
 
@@ -378,6 +379,25 @@ def test_a_trace_goes_on_in_the_pipeline_whose_rows_are_the_source(changing):
         assert row_at(step)["word_id"] == "42-1"
     assert found.steps[2].url == found.steps[3].url.removeprefix("file://")
     assert found.steps[2].keys == {"word_id": "42-1", "id": 42}
+
+    numbered = vd.Pipeline("numbered", source=pipeline["words"], id=vd.row_id(), **_DAILY)
+    numbered.project("short", ["word"], where="length(word) < 3")
+    compute(numbered, store(changing), [DAY])
+    forward = trace(changing, "docs", 42, forward=True)
+    made = [step for step in forward.steps if not step.stage.startswith("docs/")]
+    assert [(step.stage, step.row) for step in made if "words" in step.stage] == [
+        (f"words/{stage}", row) for stage in ("source", "long") for row in (1, 2)
+    ]
+    assert [step.keys["word_id"] for step in made if step.stage == "words/long"] == ["42-0", "42-1"]
+    assert [step.row for step in made if step.stage == "numbered/source"] == [1, 2]
+    assert forward.missing == {"numbered/short": "filtered by 'numbered/short'"}
+
+    compute(
+        docs(changing / "src/{partition_key}", None, "id > 0", **_DAILY), store(changing), [DAY]
+    )
+    older = "made from another version of docs/words; materialize it again"
+    missing = trace(changing, "docs", 42, forward=True).missing
+    assert missing["words/source"] == missing["numbered/source"] == older
 
 
 def fails_on_seven(batch: pa.Table) -> pa.Table:
