@@ -12,6 +12,7 @@ import click
 
 from vane_dagster._texts import count, minute, table
 from vane_dagster.cli.options import AS_JSON, print_json
+from vane_dagster.errors import names
 from vane_dagster.orchestration.io_manager import FragmentStore
 from vane_dagster.orchestration.read import open_store
 from vane_dagster.storage import contents
@@ -129,20 +130,30 @@ def forget(root: str, pipeline: str, partitions: Sequence[str], before: str, dry
     PIPELINE may name one stage, such as docs/embedding. Without PARTITIONS and --before, the whole
     stage is then deleted: use this for the old name of a renamed stage.
 
-    gc then removes the files. Published tables and Dagster's record of the partitions are not
+    gc then removes the files. Batches of a whole stage are deleted too: cancel them before, if they
+    are in flight. Published tables and Dagster's record of the partitions are not
     changed: delete rows there yourself, and wipe the partitions in Dagster's UI.
 
     Example: vane-dagster store forget s3://lake/.vane docs --before 2026-01-01
     """
-    given = open_store(root, "ROOT"), pipeline, partitions, before, dry_run
-    forgotten = list(contents.forget(*given))
-    if not forgotten:
-        raise click.ClickException(f"{root!r} has no such partition of {pipeline!r}")
+    if not (partitions or before or "/" in pipeline.strip("/")):
+        raise click.UsageError(
+            f"name partitions of {pipeline!r} or give --before, or name one of its stages, such as "
+            f"{pipeline}/embedding, to delete all of it"
+        )
+    forgotten = list(
+        contents.forget(open_store(root, "ROOT"), pipeline, partitions, before, dry_run)
+    )
     for stage in dict.fromkeys(each.stage for each in forgotten):
         own = [each for each in forgotten if each.stage == stage]
         rows = sum(each.rows for each in own)
         would = "would be " * dry_run
-        click.echo(f"{stage}: {count(len(own), 'partition')} {would}forgotten, {rows:,} rows")
+        partitions_of = count(sum(each.partitions for each in own), "partition")
+        click.echo(f"{stage}: {partitions_of} {would}forgotten, {rows:,} rows")
+    absent = [key for key in partitions if key not in {each.partition for each in forgotten}]
+    if absent or not forgotten:
+        which = f"partition {names(absent)}" if absent else "such partition"
+        raise click.ClickException(f"{root!r} has no {which} of {pipeline!r}")
 
 
 @store.command()

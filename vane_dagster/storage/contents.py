@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from vane_dagster.storage.batch_records import BATCHES
 from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.paths import partition_folder
@@ -77,7 +78,8 @@ def forget(
 ) -> Iterator[Results]:
     """Delete all versions and failed rows of partitions, and yield what was in force of them.
 
-    Their parts are then garbage.
+    Their parts are then garbage. Of a whole stage, what its runs left without a version is deleted
+    too: failed rows and batches of a provider.
 
     Args:
         store: The store. Of a branch, its own partitions.
@@ -99,6 +101,12 @@ def forget(
                     folder = own.root.child(pipeline, stage, name, partition_folder(key))
                     folder.delete(sorted(folder.entries()))
                 yield result
+        for name in (FAILED, BATCHES) if every else ():
+            folder = own.root.child(pipeline, stage, name)
+            if left := sorted(folder.entries()):
+                if not dry_run:
+                    folder.delete(left)
+                yield Results(f"{pipeline}/{stage}")
 
 
 def _in_force(store: Store, pipeline: str, stage: str) -> Iterator[Manifest]:

@@ -14,6 +14,7 @@ from support.data import partitioned
 from support.in_process import compute
 from vane_dagster.cli.main import main
 from vane_dagster.storage import contents
+from vane_dagster.storage.batch_records import BatchFolder, ProviderBatch
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.gc import GcPolicy, collect
 from vane_dagster.storage.store import Store
@@ -67,6 +68,7 @@ def test_forgotten_partitions_are_computed_again_and_their_parts_collected(tmp_p
 
     done = CliRunner().invoke(main, asked)
 
+    missing = "such partition" if "--before" in options else "partition 'a'"
     would = " would be" if "--dry-run" in options else ""
     counted = "2 partitions" if would else "1 partition"
     assert f"docs/all: {counted}{would} forgotten, {'6' if would else '3'} rows" in done.output
@@ -74,7 +76,7 @@ def test_forgotten_partitions_are_computed_again_and_their_parts_collected(tmp_p
     assert left == ({"a", "DE / 3"} if would else {"DE / 3"})
     if not would:
         absent = CliRunner().invoke(main, asked)
-        assert (absent.exit_code, "has no such partition" in absent.output) == (1, True)
+        assert (absent.exit_code, f"has no {missing} of 'docs'" in absent.output) == (1, True)
         marked = list(collect(made, GcPolicy(time.time() + 1, keep=0, grace=0)))
         assert sorted(len(each.condemned) for each in marked if "docs/" in each.stage) == [1, 1]
 
@@ -99,3 +101,37 @@ def test_a_stage_without_partitions_is_forgotten_but_no_whole_pipeline(tmp_path)
     assert not [*contents.forget(made, "one", [])]
     assert [each.rows for each in contents.forget(made, "one/old", [])] == [1]
     assert not [*contents.results(made, "one/old")]
+
+
+def test_a_whole_stage_is_forgotten_with_what_has_no_version(tmp_path):
+    made = Store(StoragePath(str(tmp_path)))
+    compute(docs("docs", 3), made, ["a"])
+    folder = BatchFolder(made, "docs", "old")
+    batch = ProviderBatch("m", 0.0, "r", 1, ("a",), ("old",), name="b")
+    folder.add(batch, {"0" * 32: "{}"})
+    failed = made.root.child("docs", "old", "failed", "a")
+    failed.write("none-0001.parquet", b"")
+    assert [each.partitions for each in contents.forget(made, "docs/old", [], dry_run=True)] == [
+        0,
+        0,
+    ]
+    assert folder.batches()
+    done = CliRunner().invoke(main, ["store", "forget", made.root.url, "docs/old"])
+    assert "docs/old: 0 partitions forgotten" in done.output
+    assert not folder.path.names()
+    assert not failed.names()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["docs"], 2, "name partitions of 'docs' or give --before, or name one of its stages"),
+        (["docs", "a", "b", "2026"], 1, "has no partition 'b', '2026' of 'docs'"),
+    ],
+)
+def test_forget_names_what_it_lacks(tmp_path, words, code, message):
+    made = Store(StoragePath(str(tmp_path)))
+    compute(docs("docs", 3), made, ["a"])
+    done = CliRunner().invoke(main, ["store", "forget", made.root.url, *words])
+    assert (done.exit_code, message in done.output) == (code, True), done.output
+    assert len([*contents.results(made, "docs/some")]) == (1 if code == 2 else 0)
