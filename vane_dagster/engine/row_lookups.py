@@ -8,18 +8,17 @@ of the stage, which may have been renamed, stages that the pipeline no longer ha
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, partial
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import Any
 
 from vane_dagster.engine.fragment_state import FragmentState, input_id
+from vane_dagster.engine.renamed_stages import opened
 from vane_dagster.engine.run_state import RunState
-from vane_dagster.errors import VaneError
-from vane_dagster.events import Noticed
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.planning.plan import Part, StagePlan
-from vane_dagster.storage.manifest import Manifest, ManifestName
+from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.row_records import RecordedPart
 from vane_dagster.worker.protocol import RecordGroup, RowLookup
 from vane_dagster.worker.reports import WorkReport
@@ -47,8 +46,6 @@ class RowLookups:
         self._state, self._plan = state, state.plan
         self._indexes = {p.key: index for index, p in enumerate(state.plan.partitions)}
         self.resolve = cache(self._resolve)
-        self._before = cache(lambda key, n: list(islice(state.partitions_before(key), n)))
-        self._dropped = cache(self._dropped_stages)
         # Rows that were looked up, and those found in other partitions; by stage.
         self._counted = defaultdict[str, dict[int, Counter[str]]](lambda: defaultdict(Counter))
         self._completed: dict[str, Counter[str]] = defaultdict(Counter)
@@ -81,7 +78,7 @@ class RowLookups:
             key in self._indexes and self._is_pending(self._indexes[key], stage)
             for stage in stages
             if self._definition(partition, stage) and self._is_worthwhile(stage)
-            for key in self._keys(partition, stage)
+            for key in self._state.searched(partition, stage)
         )
 
     def record(self, run: FragmentState, stage: str, report: WorkReport) -> None:
@@ -115,13 +112,6 @@ class RowLookups:
             return False
         return len(state.parts[index, stage]) < len(planned.fragments)
 
-    def _keys(self, partition: int, stage: str) -> Sequence[str]:
-        """The partitions before a partition, in which a stage looks rows up, the nearest first."""
-        spec, key = self._state.pipeline[stage].spec, self._plan.partitions[partition].key
-        if not spec.runs_udf or not spec.reuse.partitions or self._plan.forced or key is None:
-            return ()
-        return self._before(key, spec.reuse.partitions)
-
     def _groups(self, partition: int, spec: MapBatchesSpec) -> Iterator[RecordGroup]:
         planned, stage = self._plan.partitions[partition], spec.name
         plan, store, pipeline = planned.stages[stage], self._state.store, self._state.pipeline.name
@@ -130,12 +120,12 @@ class RowLookups:
         if plan.former is not None:  # those of its parts that stay in force are the run's own
             names = {part.info.name for part in plan.parts.values()}
             yield from add(partial(store.read, pipeline, stage, planned.key, plan.former), names)
-        elif renamed := self._renamed(stage, planned.key, plan.known_rows):
-            self._state.keep_floor(partition, stage, renamed)
-            yield from add(lambda: renamed)
+        else:
+            renamed = self._state.renamed.in_force
+            yield from add(partial(renamed, stage, planned.key, plan.known_rows))
         alike = [part for part in plan.set_aside if part.info.input_id == id]
         yield from _recorded_groups(alike, id, True)
-        for key in self._keys(partition, stage):
+        for key in self._state.searched(partition, stage):
             index = self._indexes.get(key)
             computed = None if index is None else self._computed(index, stage, plan.row_definition)
             if index is None or computed is None:
@@ -148,62 +138,9 @@ class RowLookups:
                 yield from add(partial(store.read, pipeline, stage, key, former), names)
 
     def _in_force(self, stage: str, key: str | None, known: frozenset[str]) -> Manifest | None:
-        """Open the manifest in force of a partition; without one, see `_renamed`."""
+        """Open the manifest in force of a partition; without one, see `RenamedStages`."""
         own = self._state.store.in_force(self._state.pipeline.name, stage, key)
-        return own or self._renamed(stage, key, known)
-
-    def _renamed(self, to: str, key: str | None, known: frozenset[str]) -> Manifest | None:
-        """Open the latest manifest of a partition of the stages that the pipeline no longer has.
-
-        Of those with one of the row definitions: a stage that was renamed copies its rows.
-        """
-        found = [
-            manifest
-            for stage, latest in self._dropped(to, known)
-            if (name := latest.get(key)) and (manifest := self._read(stage, key, name))
-        ]
-        alike = (each for each in found if each.row_definition in known)
-        return max(alike, key=lambda each: each.committed_at, default=None)
-
-    def _dropped_stages(
-        self, to: str, known: frozenset[str]
-    ) -> Sequence[tuple[str, Mapping[str | None, ManifestName]]]:
-        """The manifests in force of stages that the pipeline no longer has, by partition.
-
-        Of those whose first or last one has one of the row definitions.
-        """
-        store, name = self._state.store, self._state.pipeline.name
-        own = {each.name for each in self._state.pipeline}
-        keys = dict.fromkeys(
-            key
-            for index, each in enumerate(self._plan.partitions)
-            for key in (each.key, *self._keys(index, to))
-        )
-        found: list[tuple[str, Mapping[str | None, ManifestName]]] = []
-        try:
-            for stage in store.stages(name):
-                latest = {} if stage in own else store.latest(name, stage, keys)
-                ends = [*latest.items()][:: max(1, len(latest) - 1)]
-                if any(
-                    m and m.row_definition in known for m in (self._read(stage, *e) for e in ends)
-                ):
-                    found.append((stage, latest))
-        except VaneError as error:
-            self._say(error)
-        return found
-
-    def _read(self, stage: str, key: str | None, name: ManifestName) -> Manifest | None:
-        return self._tried(
-            lambda: self._state.store.read(self._state.pipeline.name, stage, key, name)
-        )
-
-    def _tried(self, read: Callable[[], Manifest | None]) -> Manifest | None:
-        """Open a manifest; None if that fails, which is reported."""
-        try:
-            return read()
-        except VaneError as error:
-            self._say(error)
-            return None
+        return own or self._state.renamed.in_force(stage, key, known)
 
     def _computed(self, index: int, stage: str, definition: str) -> list[Part] | None:
         """The parts of another partition; None if this run has not completed them."""
@@ -213,9 +150,6 @@ class RowLookups:
             return None
         return [part for _, part in sorted(parts.items())]
 
-    def _say(self, error: VaneError) -> None:
-        self._state.emit(Noticed(f"rows could not be looked up, so they are computed: {error}"))
-
     def _stored(
         self,
         partition: int,
@@ -224,7 +158,10 @@ class RowLookups:
         without: Collection[str] = (),
     ) -> Iterator[RecordGroup]:
         """Yield the parts of a manifest, if it can be read and has the stage's row definition."""
-        manifest, known = self._tried(read), self._stage_plan(partition, stage).known_rows
+        manifest, known = (
+            opened(read, self._state.emit),
+            self._stage_plan(partition, stage).known_rows,
+        )
         if manifest is None or manifest.row_definition not in known:
             return
         folder = self._state.store.parts_of(manifest)

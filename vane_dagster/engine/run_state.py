@@ -22,6 +22,7 @@ from vane_dagster.engine.committer import Commit, Committer, WithheldError
 from vane_dagster.engine.figures import computation_figures
 from vane_dagster.engine.pending_rows import PendingRows
 from vane_dagster.engine.pool_usage import PoolUsage
+from vane_dagster.engine.renamed_stages import RenamedStages
 from vane_dagster.engine.token_budget import TokenBudget
 from vane_dagster.errors import FailedRowsError, StoreError, VaneError
 from vane_dagster.events import (
@@ -73,7 +74,8 @@ class RunState:
         self.emit = emit
         self.store = store
         self._check_runner = check_runner
-        self.partitions_before = check_runner.before
+        self.renamed = RenamedStages(plan, store, self.searched, emit)
+        self._nearest = functools.cache(lambda k, n: [*itertools.islice(check_runner.before(k), n)])
         self._failed_rows: dict[tuple[int, str], list[pa.Table]] = defaultdict(list)
         self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
         self.claims = claims or Claims()
@@ -87,7 +89,6 @@ class RunState:
         self.parts: dict[tuple[int, str], dict[int, Part]] = {}
         self.stats: dict[tuple[int, str], StageStats] = {}
         self.epochs: dict[str, int] = {}  # of the stages with row keys to compute
-        self._floors: dict[tuple[int, str], int] = {}  # of partitions whose stage was renamed
         self.usage = PoolUsage()
         self.max_faults = functools.cache(self._max_faults)
         self._servers = {s: tuple(pool.uses.values()) for s, pool in (pools or {}).items()}
@@ -161,17 +162,28 @@ class RunState:
         self.parts[index, stage][fragment] = part
 
     def row_floor(self, index: int, stage: str) -> int | None:
-        """Return the epoch before which rows are not copied into a partition; None if unknown."""
-        planned = self.plan.partitions[index].stages[stage]
-        floor = self._floors.get((index, stage), planned.row_floor)
-        return self.epochs.get(stage) if self.plan.forced or floor is None else floor
+        """Return the epoch before which rows are not copied into a partition; None if unknown.
 
-    def keep_floor(self, index: int, stage: str, renamed: Manifest) -> None:
-        """Keep the floor that a partition had under the former name of its stage."""
-        floor = renamed.row_floor
-        if floor is None:
-            floor = read_epoch(self.store, self.pipeline.name, renamed.stage)
-        self._floors[index, stage] = floor
+        A renamed stage keeps that which the partition had under its former name.
+        """
+        partition = self.plan.partitions[index]
+        planned, epoch = partition.stages[stage], self.epochs.get(stage)
+        if self.plan.forced:
+            return epoch
+        floor = planned.row_floor
+        if planned.former is None and planned.row_definition:
+            renamed = self.renamed.in_force(stage, partition.key, planned.known_rows)
+            if renamed is not None:
+                floor = renamed.row_floor
+                epoch = read_epoch(self.store, self.pipeline.name, renamed.stage)
+        return epoch if floor is None else floor
+
+    def searched(self, index: int, stage: str) -> Sequence[str]:
+        """The partitions before one, in which a stage looks rows up, the nearest first."""
+        spec, key = self.pipeline[stage].spec, self.plan.partitions[index].key
+        if not spec.runs_udf or not spec.reuse.partitions or self.plan.forced or key is None:
+            return ()
+        return self._nearest(key, spec.reuse.partitions)
 
     def look_up(self, index: int, stages: Sequence[str]) -> dict[str, dict[int, Part]]:
         """List the parts of a partition that the run does not know, by stage, from any thread."""

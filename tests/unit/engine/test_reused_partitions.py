@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 import traceback
 from pathlib import Path
@@ -122,7 +123,9 @@ def test_a_renamed_stage_copies_rows_of_the_partition_before(world):
     assert world.run(DAYS[2:3]) == 1
 
 
-def test_a_renamed_stage_keeps_what_force_excludes(world):
+@pytest.mark.parametrize("was_killed", [False, True])
+def test_a_renamed_stage_keeps_what_force_excludes(world, was_killed):
+    """Also if the first run under its name is killed before the commit."""
     texts = [f"text {n}" for n in range(ROWS)]
     for day, given in zip(DAYS, ([*texts, "earlier"], texts)):
         world.write(day, given)
@@ -130,6 +133,9 @@ def test_a_renamed_stage_keeps_what_force_excludes(world):
     assert world.run(DAYS[1:2], force=True) == ROWS
     world.stage = "loud"
     assert world.run(DAYS[:2]) == 0
+    if was_killed:
+        shutil.rmtree(world.folder / "store" / "docs" / "loud" / "manifests")
+        assert world.run(DAYS[:2]) == 0
     for extra, calls in (["earlier", "new"], 2), (["earlier", "new", "newer"], 1):
         world.write(DAYS[1], [*texts, *extra])
         assert world.run(DAYS[1:2]) == calls

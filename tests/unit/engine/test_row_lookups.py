@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from vane_dagster.engine import row_lookups
 from vane_dagster.engine.row_lookups import RowLookups, written_groups
+from vane_dagster.engine.run_state import RunState
 from vane_dagster.pipeline.records import Reuse
 from vane_dagster.planning.plan import Part
 from vane_dagster.storage.filesystem import StoragePath
@@ -81,12 +83,13 @@ class Days:
         state: Any = SimpleNamespace(
             plan=SimpleNamespace(partitions=planned, forced=forced),
             pipeline={"m": SimpleNamespace(spec=spec)},
-            partitions_before=lambda key: keys[: keys.index(key)][::-1],
+            _nearest=lambda key, n: keys[: keys.index(key)][::-1][:n],
             parts=self.parts,
             failed={},
             pending=set(),
             damaged={},
         )
+        state.searched = partial(RunState.searched, state)
         self.state, self.lookups = state, RowLookups(state)
 
     def waiting(self) -> list[int]:
