@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     import dagster as dg
 
 
+ASSET, MAPPED_BY = "asset", ", partitions by "
+"""How the description of a source in the store names the asset, and a mapping of partitions."""
+
+
 @dataclass(frozen=True)
 class StoredSource(ParquetFiles, InStore):
     """Rows in the pipeline's own store: those of another pipeline's stage, or of an ordinary asset.
@@ -76,7 +80,12 @@ class StoredSource(ParquetFiles, InStore):
 
     def url_for(self, partition_key: str | None) -> str:
         """Return the name of the asset, for messages."""
-        return f"asset {self.asset}"
+        return f"{ASSET} {self.asset}"
+
+    def describe(self) -> str:
+        """Return a description, in which a trace finds the asset."""
+        mapping = self.partition_mapping
+        return super().describe() + (f"{MAPPED_BY}{type(mapping).__name__}" if mapping else "")
 
     def options_for(self, url: str) -> Mapping[str, Any]:
         return self.for_workers().options_for(url)

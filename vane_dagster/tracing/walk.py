@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 from vane_dagster._texts import in_partition
 from vane_dagster.errors import DamagedPartError, StoreError, TraceError, names
 from vane_dagster.pipeline.stage_kind import SOURCE
+from vane_dagster.sources.stored import ASSET, MAPPED_BY
 from vane_dagster.storage.filesystem import StoragePath, protocol_of
 from vane_dagster.storage.manifest import FragmentRecord, Manifest
+from vane_dagster.storage.reader import find
 from vane_dagster.storage.row_search import Found, RowFile, row_at
 from vane_dagster.storage.store import Store
 from vane_dagster.tracing.manifest_index import (
@@ -395,10 +397,17 @@ class _ForwardWalk:
     def _go_on(self, pipeline: str) -> None:
         """Continue in another pipeline if its source is a stage with rows of the trace."""
         store = self._manifest_index.store
-        source = store.source(pipeline) or ""
-        rows = [each for each in self.steps if source.endswith(f": asset {each.stage}")]
+        source = (store.source(pipeline) or "").partition(f": {ASSET} ")[2]
+        asset, _, mapping = source.partition(MAPPED_BY)
+        rows = [each for each in self.steps if each.stage == asset]
+        partitions = dict.fromkeys((self._manifest_index.partition, None))
+        if rows and mapping:
+            stages = store.stages(pipeline)
+            partitions = dict.fromkeys(
+                key for s in stages for key in find(store, (pipeline, s), None)
+            )
         walks = []
-        for partition in dict.fromkeys((self._manifest_index.partition, None) if rows else ()):
+        for partition in partitions if rows else ():
             other = ManifestIndex(store, pipeline, partition)
             in_force = [head for _, head in filter(None, map(other.in_force, other.stages))]
             heads = [head for head in in_force if SOURCE in head.reads]

@@ -400,6 +400,39 @@ def test_a_trace_goes_on_in_the_pipeline_whose_rows_are_the_source(changing):
     assert missing["words/source"] == missing["numbered/source"] == older
 
 
+def test_a_trace_follows_a_partition_mapping_in_both_directions(tmp_path):
+    def daily(name: str, source: Any, partitions_def: Any) -> vd.Pipeline:
+        made = vd.Pipeline(name, source=source, id="id", partitions_def=partitions_def)
+        made.project("clean", ["id"])
+        return made
+
+    days, weeks = (
+        dg.DailyPartitionsDefinition("2026-01-01"),
+        dg.WeeklyPartitionsDefinition("2026-01-04"),
+    )
+    keys, place = (
+        [f"2026-01-{day:02}" for day in range(4, 11)],
+        Store(StoragePath(str(tmp_path / "store"))),
+    )
+    rows = [{"id": number, "day": key} for number, key in enumerate(keys)]
+    raw = daily("raw", vd.table(rows, partition_column="day"), days)
+    weekly = daily("weekly", raw["clean"], weeks)
+    compute(raw, place, keys)
+    compute(weekly, place, ["2026-01-04"])
+    forward = trace(tmp_path, "raw/clean", 3, keys[3], forward=True).steps
+    assert [(step.stage, step.partition) for step in forward][-2:] == [
+        ("weekly/source", "2026-01-04"),
+        ("weekly/clean", "2026-01-04"),
+    ]
+    back = trace(tmp_path, "weekly/clean", 3, "2026-01-04").steps
+    assert [(step.stage, step.partition) for step in back] == [
+        ("raw/source", keys[3]),
+        ("raw/clean", keys[3]),
+        ("weekly/source", "2026-01-04"),
+        ("weekly/clean", "2026-01-04"),
+    ]
+
+
 def fails_on_seven(batch: pa.Table) -> pa.Table:
     if 7 in batch["id"].to_pylist():
         raise ValueError("seven is\nrefused")
