@@ -396,27 +396,25 @@ class _ForwardWalk:
 
     def _go_on(self, pipeline: str) -> None:
         """Continue in another pipeline if its source is a stage with rows of the trace."""
-        store = self._manifest_index.store
+        store, partition = self._manifest_index.store, self._manifest_index.partition
         source = (store.source(pipeline) or "").partition(f": {ASSET} ")[2]
         asset, _, mapping = source.partition(MAPPED_BY)
-        rows = [each for each in self.steps if each.stage == asset]
-        partitions = dict.fromkeys((self._manifest_index.partition, None))
-        if rows and mapping:
-            stages = store.stages(pipeline)
-            partitions = dict.fromkeys(
-                key for s in stages for key in find(store, (pipeline, s), None)
-            )
-        walks = []
-        for partition in partitions if rows else ():
-            other = ManifestIndex(store, pipeline, partition)
+        rows, stages = [each for each in self.steps if each.stage == asset], store.stages(pipeline)
+        if not rows or not stages:
+            return
+        partitions: Iterable[str | None] = (partition, None)
+        if mapping:
+            partitions = (key for stage in stages for key in find(store, (pipeline, stage), None))
+        walks, reason = [], f"not materialized yet in partition {partition}"
+        for key in dict.fromkeys(partitions):
+            other = ManifestIndex(store, pipeline, key)
             in_force = [head for _, head in filter(None, map(other.in_force, other.stages))]
             heads = [head for head in in_force if SOURCE in head.reads]
             for head in sorted(heads, key=lambda head: -head.committed_at)[:1]:
+                reason = f"made from another version of {rows[0].stage}; materialize it again"
                 walks += [*_walks_on(other, head, rows)]
-        if rows and not walks:
-            self.missing[f"{pipeline}/{SOURCE}"] = (
-                f"made from another version of {rows[0].stage}; materialize it again"
-            )
+        if not walks:
+            self.missing[f"{pipeline}/{SOURCE}"] = reason
         for found in walks:
             self.steps += found.steps
             self.omitted |= found.omitted

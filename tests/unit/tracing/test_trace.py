@@ -382,6 +382,15 @@ def test_a_trace_goes_on_in_the_pipeline_whose_rows_are_the_source(changing):
 
     numbered = vd.Pipeline("numbered", source=pipeline["words"], id=vd.row_id(), **_DAILY)
     numbered.project("short", ["word"], where="length(word) < 3")
+    store(changing).keep_source("numbered", "parquet: asset docs/words")
+    assert trace(changing, "docs", 42, forward=True).missing == {}
+    first, _ = DAYS.get_partition_keys()
+    write_docs(changing / "src" / first)
+    compute(pipeline, store(changing), [first])
+    compute(numbered, store(changing), [first])
+    assert trace(changing, "docs", 42, forward=True).missing == {
+        "numbered/source": f"not materialized yet in partition {DAY}"
+    }
     compute(numbered, store(changing), [DAY])
     forward = trace(changing, "docs", 42, forward=True)
     made = [step for step in forward.steps if not step.stage.startswith("docs/")]
