@@ -94,18 +94,19 @@ def test_what_is_refused_where_it_is_declared(given, words):
 
 
 @pytest.mark.parametrize(
-    ("column", "words"),
+    ("columns", "words"),
     [
-        (pa.field("Partition_Key", pa.string()), "the rows have a column 'Partit"),
+        ({"Partition_Key": pa.string()}, "the rows have a column 'Partit"),
         (
-            pa.field("big", pa.uint64()),
-            "column 'big' is uint64, which the Delta table cannot hold; cast it in a project",
+            {"big": pa.uint64(), "text": pa.string(), "time": pa.time64("us")},
+            r"column 'big' is uint64, column 'time' is time64\[us\], which the Delta table cannot "
+            "hold; cast in a project",
         ),
     ],
 )
-def test_rows_that_a_table_cannot_hold_are_refused_before_they_are_computed(column, words):
+def test_rows_that_a_table_cannot_hold_are_refused_before_they_are_computed(columns, words):
     publisher = docs("/somewhere", keys=["a"], format="delta")["out"].spec.publisher("a")
-    schema = pa.schema([("id", pa.int64()), column])
+    schema = pa.schema({"id": pa.int64(), **columns})
     with pytest.raises(vd.errors.SchemaError, match=f"'docs/out': {words}"):
         publisher.stored(schema, "stage 'docs/out'")
 

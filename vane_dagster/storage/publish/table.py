@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from vane_dagster import retries
 from vane_dagster._arguments import PLACEHOLDER, text
+from vane_dagster._texts import listed
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneError
 from vane_dagster.storage.filesystem import StoragePath, in_threads
 from vane_dagster.storage.manifest import Manifest, PartInfo, Published
@@ -73,7 +74,7 @@ class TablePublisher(Publisher):
         return declared if partitioned else replace(declared, partition_column=None)
 
     def stored(self, schema: pa.Schema, location: str) -> pa.Schema:
-        fields = []
+        fields, refused = [], []
         for field in schema:
             if self._column and field.name.lower() == self._column.lower():
                 raise SchemaError(
@@ -83,11 +84,14 @@ class TablePublisher(Publisher):
                 )
             kind = self.stored_type(field.type)
             if kind is None:
-                raise SchemaError(
-                    f"{location}: column {field.name!r} is {field.type}, which the {self.label} "
-                    "cannot hold; cast it in a project, for example to BIGINT, TIMESTAMP or VARCHAR"
-                )
-            fields.append(pa.field(field.name, kind))
+                refused.append(f"column {field.name!r} is {field.type}")
+            else:
+                fields.append(pa.field(field.name, kind))
+        if refused:
+            raise SchemaError(
+                f"{location}: {listed(refused, 10)}, which the {self.label} cannot hold; cast in a "
+                "project, for example to BIGINT, TIMESTAMP or VARCHAR"
+            )
         return pa.schema(fields)
 
     def check(self, schema: pa.Schema, location: str) -> None:
