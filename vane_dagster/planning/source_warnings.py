@@ -42,9 +42,18 @@ def _unknown(partitions_def: Any, keys: set[str]) -> set[str]:
     """Return the keys of no partition, except later time windows, which may be added."""
     import dagster as dg
 
-    added_later = (dg.DynamicPartitionsDefinition, dg.MultiPartitionsDefinition)
-    if isinstance(partitions_def, added_later):
-        return set()
+    if isinstance(partitions_def, dg.DynamicPartitionsDefinition):
+        return set()  # a key may be added
+    if isinstance(partitions_def, dg.MultiPartitionsDefinition):
+        dimensions = partitions_def.partitions_defs  # in the order of the keys
+        split = {key: key.split("|") for key in keys}
+        whole = {key: texts for key, texts in split.items() if len(texts) == len(dimensions)}
+        unknown = [
+            _unknown(each.partitions_def, {texts[at] for texts in whole.values()})
+            for at, each in enumerate(dimensions)
+        ]
+        known = {key for key in whole if not any(map(set.__contains__, unknown, whole[key]))}
+        return keys - known
     known = partitions_def.get_partition_keys()
     unknown = keys.difference(known)
     if isinstance(partitions_def, dg.TimeWindowPartitionsDefinition):

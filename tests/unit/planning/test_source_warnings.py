@@ -14,6 +14,7 @@ WEEKS = dg.WeeklyPartitionsDefinition("2026-01-04", end_date="2026-02-01")
 PARTS = dg.StaticPartitionsDefinition(["a", "b"])
 BOTH = dg.MultiPartitionsDefinition({"day": DAYS, "part": PARTS})
 ADDED = dg.DynamicPartitionsDefinition(name="added")
+OPEN = dg.MultiPartitionsDefinition({"day": DAYS, "other": ADDED})
 
 
 @pytest.mark.parametrize(
@@ -22,7 +23,9 @@ ADDED = dg.DynamicPartitionsDefinition(name="added")
         (DAYS, "2026-01-01", ["2026-01-03", "2027-01-01"], ["2025-12-31", "2026-1-1", "x"]),
         (WEEKS, "2026-01-11", ["2026-02-01"], ["2026-01-12"]),
         (PARTS, "a", ["b"], ["c", "d"]),
-        (BOTH, "2026-01-01|a", ["2026-01-09|b", "x|a"], []),
+        (BOTH, "2026-01-01|a", ["2026-01-02|b", "2026-01-09|b"], ["a|2026-01-01", "2026-01-01"]),
+        (BOTH, "2026-01-01|a", [], ["2026-01-01|c", "2026-01-09|c", "x|a"]),
+        (OPEN, "2026-01-01|a", ["2026-01-01|z"], ["x|a"]),
         (ADDED, "a", ["z"], []),
     ],
 )
