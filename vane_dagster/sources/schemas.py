@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
+from vane_dagster._texts import listed
 from vane_dagster.errors import SourceError
 from vane_dagster.types.casts import cast_table
 from vane_dagster.types.kinds import holds
@@ -99,16 +100,16 @@ def _merged(files: Sequence[tuple[pa.Schema, str]], location: str) -> pa.Schema:
             known, where = first.setdefault(column.name.lower(), (column, url))
             kind = wider_type(columns.get(column.name, column.type), column.type)
             if kind is None or known.name != column.name:
-                text = f"{column.name!r} is {column.type!s:.120} in {url!r}, but {known.name!r} is"
-                problems.setdefault(column.name, f"{text} {known.type!s:.120} in {where!r}")
+                text = f"column {column.name!r} is {column.type!s:.120} in {url!r}, but "
+                text += f"{known.name!r} is {known.type!s:.120} in {where!r}"
+                problems.setdefault(column.name, text)
             else:
                 columns[column.name] = kind
     if problems:
-        listed = "; column ".join([*problems.values()][:_MAX_PROBLEMS])
         raise SourceError(
-            f"{location}: column {listed}; {len(problems)} such columns in all. The files of a "
+            f"{location}: {listed([*problems.values()], _MAX_PROBLEMS, '; ')}. The files of a "
             "partition need columns of types that Arrow can unify, such as numbers, whose names "
             "differ in more than case; a column may be missing in some. Write the files again with "
-            "one type, or take them out of the source"
+            "one name and type, or take them out of the source"
         )
     return pa.schema(columns)
