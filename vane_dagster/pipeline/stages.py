@@ -51,6 +51,8 @@ class Rows(MapRows, LabelRows, EmbedRows):
             columns: Column names, or a mapping of output column to an SQL expression over one row.
                 The row's id, and the ids of the rows that it was made from, are added if they are
                 omitted. An expression that is only a column name keeps the column's Arrow type.
+                Other timestamps with a time zone are in UTC; ``t AT TIME ZONE 'Europe/Berlin'`` is
+                a local time.
             where: SQL condition. Rows for which it is not true are dropped.
             include_columns: Input columns to pass through, in addition to `columns`; True for all.
             asset: Additional attributes of the stage's Dagster asset: `vd.Asset`.
