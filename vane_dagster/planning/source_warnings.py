@@ -47,13 +47,16 @@ def _unknown(partitions_def: Any, keys: set[str]) -> set[str]:
     if isinstance(partitions_def, dg.MultiPartitionsDefinition):
         dimensions = partitions_def.partitions_defs  # in the order of the keys
         split = {key: key.split("|") for key in keys}
-        whole = {key: texts for key, texts in split.items() if len(texts) == len(dimensions)}
-        unknown = [
-            _unknown(each.partitions_def, {texts[at] for texts in whole.values()})
+        whole = [texts for texts in split.values() if len(texts) == len(dimensions)]
+        strange = [
+            _unknown(each.partitions_def, {texts[at] for texts in whole})
             for at, each in enumerate(dimensions)
         ]
-        known = {key for key in whole if not any(map(set.__contains__, unknown, whole[key]))}
-        return keys - known
+        return {
+            key
+            for key, texts in split.items()
+            if len(texts) != len(dimensions) or any(map(set.__contains__, strange, texts))
+        }
     known = partitions_def.get_partition_keys()
     unknown = keys.difference(known)
     if isinstance(partitions_def, dg.TimeWindowPartitionsDefinition):
