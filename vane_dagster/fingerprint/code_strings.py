@@ -188,18 +188,10 @@ def mark_hints(tree: ast.Module) -> None:
     """Mark strings in type hints with the words in them: libraries read the names."""
     for holder in ast.walk(tree):
         hint = getattr(holder, "annotation", None) or getattr(holder, "returns", None)
-        waiting: list[ast.AST] = [] if hint is None else [hint]
-        while waiting:
-            node = waiting.pop()
-            if not (isinstance(node, ast.Subscript) and _is_literal(node.value)):
-                waiting += ast.iter_child_nodes(node)
+        for node in () if hint is None else ast.walk(hint):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 words = re.findall(r"[^\W\d]\w*", node.value)
                 node.__dict__["reads"] = frozenset(filterfalse(keyword.iskeyword, words))
-
-
-def _is_literal(node: ast.AST) -> bool:
-    return {path.rpartition(".")[2] for path in paths(node)} == {"Literal"}
 
 
 def _path(text: str | None) -> str | None:

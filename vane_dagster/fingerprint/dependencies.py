@@ -81,7 +81,7 @@ class DependencyWalk:
     def texts(self) -> dict[str, str]:
         """Return the lines of the code reached so far for people, by the name of the file's module.
 
-        The UDF's own file has no name. Literals under names that mark secrets are masked.
+        The UDF's own file has no name. Lines with literals under names of secrets are masked.
         """
         nodes_by_place: dict[tuple[str, str], list[ast.stmt]] = {}
         for module, unit in self._walked.values():
@@ -90,13 +90,17 @@ class DependencyWalk:
         texts: dict[str, str] = {}
         for (label, path), nodes in sorted(nodes_by_place.items(), key=lambda item: item[0]):
             linecache.checkcache(path)
-            lines = _without_secrets(linecache.getlines(path), nodes)
+            lines, secret = linecache.getlines(path), _secret_lines(nodes)
             numbers: set[int] = set()
             for node in nodes:
                 decorators = [each.lineno for each in getattr(node, "decorator_list", ())]
                 first = min([node.lineno, *decorators])
                 numbers.update(range(first, (node.end_lineno or first) + 1))
-            held = [lines[number - 1] for number in sorted(numbers) if number <= len(lines)]
+            held = [
+                f"{MASK}\n" if number in secret else lines[number - 1]
+                for number in sorted(numbers)
+                if number <= len(lines)
+            ]
             texts[label] = texts.get(label, "") + "".join(held)
         return texts
 
@@ -395,27 +399,15 @@ def literals(nodes: Iterable[ast.AST]) -> Iterator[tuple[str, int]]:
         waiting += ast_digest.evaluated(node)
 
 
-def _without_secrets(lines: Sequence[str], nodes: Iterable[ast.AST]) -> list[str]:
-    """Return lines of code with ``***`` in place of the literals that have names of secrets."""
-    masked_lines = list(lines)
-    places = {
-        (value.lineno, value.col_offset, value.end_lineno or 0, value.end_col_offset or 0)
+def _secret_lines(nodes: Iterable[ast.AST]) -> set[int]:
+    """Return the numbers of the lines with literals under names of secrets."""
+    return {
+        number
         for node in nodes
         for name, value in _named_values(node)
         if isinstance(value, (ast.Constant, ast.JoinedStr)) and marks_secret(name)
+        for number in range(value.lineno, (value.end_lineno or value.lineno) + 1)
     }
-    for first, start, last, end in sorted(places, reverse=True):
-        if last <= len(masked_lines):
-            before, after = (
-                masked_lines[first - 1].encode()[:start],
-                masked_lines[last - 1].encode()[end:],
-            )
-            masked = before + repr(MASK).encode() + after
-            masked_lines[first - 1 : last] = [
-                masked.decode(errors="ignore"),
-                *[""] * (last - first),
-            ]
-    return masked_lines
 
 
 def _named_values(tree: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:

@@ -2,11 +2,11 @@
 
 A statement does something if it calls, stores into an object, is decorated, derives a class from
 one whose code runs then, or imports under a condition. Imports, definitions and constants do
-nothing, nor do declarations of dagster and vane_dagster, calls of functions that only make these
-and new values, command lines, tests, logging and warnings. A statement that does something counts
-if it names, directly or through others, what the stage uses, or a library. A call whose result is
-assigned may name some libraries without counting: those whose calls only make values. Nothing is
-run, and nothing is known of what other calls do.
+nothing, nor do declarations of dagster and vane_dagster, command lines, tests, logging and
+warnings. A statement that does something counts if it names, directly or through others, what the
+stage uses, or a library. A call whose result is assigned may name some libraries without counting:
+those whose calls only make values. Nothing is run, and nothing is known of what calls of the user's
+functions do.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import ast
 import builtins
 import itertools
 from collections.abc import Callable, Iterable, Sequence, Set
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
-from vane_dagster.fingerprint.acts import Act, acts
-from vane_dagster.fingerprint.code_strings import Definition, Imported, chain, paths, top_nodes
+from vane_dagster.fingerprint.acts import Act
+from vane_dagster.fingerprint.code_strings import Definition, Imported, paths
 from vane_dagster.fingerprint.decorators import is_lazy
 from vane_dagster.fingerprint.modules import Finder, Module, absolute
 from vane_dagster.fingerprint.symbols import SymbolSource
@@ -31,21 +31,11 @@ _INERT = frozenset({
     "click", "dagster", "logging", "pathlib", "pytest", "typer", "vane_dagster", "warnings",
 })  # fmt: skip
 """Libraries whose declarations and settings change no result."""
-_PARSERS = frozenset({
-    "datetime", "decimal.Decimal", "hashlib", "json", "math", "max", "min", "re", "sorted",
-    "string", "textwrap", "time", "tomllib", "uuid", "yaml.safe_load", "zoneinfo",
-})  # fmt: skip
-"""Libraries and functions that return new values, and change nothing without a callback."""
-_CALLBACKS = frozenset({
-    None, "cls", "default", "key", "object_hook", "object_pairs_hook", "parse_constant",
-    "parse_float", "parse_int", "repl",
-})  # fmt: skip
-"""The keyword arguments that may be callbacks; None stands for ``**kwargs``."""
-_REPLACING = frozenset({"sub", "subn"})
-"""Functions and methods of `re` whose replacement is a text or a callback."""
-_PURE = _INERT | _PARSERS | {
-    "abc", "dataclasses", "functools", "itertools", "pydantic", "pydantic_settings", "typing",
-    "typing_extensions", "os.environ.get", "os.getenv", "os.getcwd", "os.cpu_count", "os.fspath",
+_PURE = _INERT | {
+    "abc", "dataclasses", "datetime", "decimal.Decimal", "functools", "hashlib", "itertools",
+    "json", "math", "max", "min", "pydantic", "pydantic_settings", "re", "sorted", "string",
+    "textwrap", "time", "tomllib", "typing", "typing_extensions", "uuid", "yaml.safe_load",
+    "zoneinfo", "os.environ.get", "os.getenv", "os.getcwd", "os.cpu_count", "os.fspath",
     "os.path", "jax.jit", "numba.jit", "numba.njit", "ray.remote", "tenacity.retry",
     "tensorflow.function", "torch.compile", "torch.device", "torch.inference_mode",
     "torch.no_grad", "triton.jit",
@@ -71,25 +61,12 @@ _QUIET = frozenset({
 """Functions that neither call nor change their arguments. Creating a folder changes no code."""
 _TEXTS = (ast.Constant, ast.JoinedStr)
 """Values that nothing can change."""
-_DISPLAYS = (*_TEXTS, ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)
-"""These, and containers that belong to the variable that they are assigned to."""
-_DECLARING = frozenset({"dagster", "vane_dagster"})
-"""Libraries whose base classes run no code of a subclass when an instance is made."""
-_RECORDS = _DECLARING | {"dataclasses", "typing", "typing_extensions"}
-"""Libraries whose decorators of classes run no code of the class when an instance is made."""
-_HINTS = frozenset({"typing", "typing_extensions"})
+_RECORDS = frozenset({"dataclasses.dataclass", "vane_dagster.checks"})
+"""Decorators and bases of records and checks; they run no code of a class for an instance."""
 _CONSTRUCTING = frozenset({
     "__init__", "__new__", "__post_init__", "__setattr__", "model_post_init", "__init_subclass__",
 })  # fmt: skip
 """Methods that run when an instance is made."""
-_IsDeclared = Callable[[ast.AST | None], bool]
-
-_REBINDING = (
-    ast.Global, ast.Nonlocal, ast.NamedExpr, ast.Import, ast.ImportFrom, ast.ExceptHandler,
-    ast.match_case, ast.Yield, ast.YieldFrom,
-)  # fmt: skip
-"""What binds names of a function, or of its module, beside assignments and loops; or yields."""
-
 Name = tuple[str, str]
 """A module and one of its names."""
 
@@ -205,7 +182,6 @@ class Effects:
         self._finder, self._is_used, self._find_reach = finder, is_used, reach
         self.lists_subclasses = False
         self._declared: dict[Name, bool] = {}
-        self._calls: dict[Any, tuple[bool, bool]] = {}
 
     def counting(self, module: Module, unit: SymbolSource) -> Sequence[ast.stmt]:
         """Return what of a statement does something to what is used, or to a library."""
@@ -264,7 +240,7 @@ class Effects:
 
     def _is_inert(self, module: Module, act: Act) -> bool:
         """Return whether an act changes and calls nothing that a stage may use."""
-        root = _begin(act.target)
+        root = ast_digest.root(act.target)
         made = act.node if isinstance(act.node, ast.Call) else act.target
         if act.kind != "base" and isinstance(root, ast.Name) and self._is_declared(module, made):
             is_direct = any(isinstance(path, Imported) for path in paths(root))
@@ -273,28 +249,15 @@ class Effects:
 
     def _is_declared(self, module: Module, value: ast.AST | None) -> bool:
         """Return whether a value is made by libraries whose declarations change nothing."""
-        root = _begin(value) if value is not None else None
-        if not isinstance(root, ast.Name):
+        root = ast_digest.root(value) if value is not None else None
+        if value is None or not isinstance(root, ast.Name):
             return False
-        is_made = self._is_made(module, value, root, lambda v: self._is_declared(module, v))
-        return self._is_declared_name(module, root.id) if is_made is None else is_made
-
-    def _is_made(
-        self, module: Module, value: ast.AST | None, root: ast.Name, is_declared: _IsDeclared
-    ) -> bool | None:
-        """Return whether a value is made by such a library, or by a function that only declares.
-
-        None if its name is one of the module, and not called.
-        """
-        imported = {path for path in paths(root) if isinstance(path, Imported)}
-        if imported and all(_is_among(path, _INERT) for path in paths(root)):
-            return imported == paths(root)
-        nodes = ast.walk(value) if value is not None else ()
-        calls = [node for node in nodes if isinstance(node, ast.Call)]
-        calls = [c for c in calls if (chain(c.func)[0] if imported else c.func) is root]
-        if not calls:
-            return False if imported else None
-        return all(self._called(module, call, is_declared)[1] for call in calls)
+        begun = paths(root)
+        if any(isinstance(path, Imported) for path in begun):
+            return all(isinstance(path, Imported) and _is_among(path, _INERT) for path in begun)
+        calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
+        is_called = any(call.func is root for call in calls)
+        return not is_called and self._is_declared_name(module, root.id)
 
     def _is_declared_name(self, module: Module, name: str) -> bool:
         key = (module.name, name)
@@ -307,212 +270,54 @@ class Effects:
             )
         return self._declared[key]
 
-    def _own(self, module: Module, called: ast.AST) -> tuple[Module, Sequence[ast.AST]]:
-        """Return the module of a user's function or class that is called, and its definitions."""
+    def _own(self, module: Module, called: ast.AST) -> Sequence[ast.AST]:
+        """Return the definitions of a user's function or class that is called."""
         place: Module | None = module
         path, *others = paths(called) or ["?"]
         if isinstance(path, Imported):
             package, _, path = (absolute(module, path) or "").rpartition(".")
             place = self._finder.find(package) if package else None
         if others or "." in path or place is None or place.kind != "own" or not place.is_source:
-            return module, ()
-        units = self._finder.source(str(place.path)).binding(path)
-        return place, [unit.nodes[-1] for unit in units]
-
-    def _called(
-        self, module: Module, call: ast.Call, is_declared: _IsDeclared
-    ) -> tuple[bool, bool]:
-        """Return whether a function changes only what it declares or is given of that.
-
-        And whether it returns only that, too.
-        """
-        place, nodes = self._own(module, call.func)
-        names = [*range(len(call.args)), *(each.arg for each in call.keywords)]
-        values = [*call.args, *(each.value for each in call.keywords)]
-        is_exact = not any(isinstance(each, ast.Starred) for each in call.args)
-        given = frozenset(n for n, v in zip(names, values) if is_exact and is_declared(v))
-        key = (tuple(map(id, nodes)), given)
-        if key not in self._calls:
-            self._calls[key] = False, False  # in a circle
-            if nodes and all(isinstance(node, ast.FunctionDef) for node in nodes):
-                each = [self._effects_of(place, node, given) for node in nodes]
-                self._calls[key] = all(one for one, _ in each), all(both for _, both in each)
-        return self._calls[key]
-
-    def _effects_of(
-        self, module: Module, function: ast.AST, declared: Set[int | str | None]
-    ) -> tuple[bool, bool]:
-        """See `_called`; some of the function's arguments are declared."""
-        assert isinstance(function, ast.FunctionDef)
-        places = [*function.args.posonlyargs, *function.args.args]
-        given = [each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)]
-        made: dict[str, list[ast.expr | None]] = {name: [None] for name in given}
-        made |= {
-            each.arg: [] for i, each in enumerate(places) if not declared.isdisjoint((i, each.arg))
-        }
-        nodes = [*top_nodes(function.body)]
-        for node in nodes:
-            if isinstance(node, _REBINDING):
-                return False, False
-            if isinstance(node, Definition):
-                made.setdefault(node.name, []).append(None)
-            if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-                made.setdefault(node.id, []).append(None)
-        for node in nodes:
-            value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
-            for target in getattr(node, "targets", [getattr(node, "target", None)]):
-                if value is not None and isinstance(target, ast.Name):
-                    made[target.id].remove(None)
-                    made[target.id].append(value)
-
-        declared = set[str]()  # of the variables
-
-        def is_declared(value: ast.AST | None) -> bool:
-            root = _begin(value) if value is not None else None
-            if not isinstance(root, ast.Name):
-                return False
-            if root.id in made:
-                return root.id in declared
-            return bool(self._is_made(module, value, root, is_declared))
-
-        size = -1
-        while size != len(declared):
-            size = len(declared)
-            declared.update(n for n in reversed(made) if all(map(is_declared, made[n])))
-
-        augmented = {id(node.target) for node in nodes if isinstance(node, ast.AugAssign)}
-
-        def is_inert(act: Act) -> bool:
-            root = _begin(act.target)
-            if getattr(root, "id", "") not in made and self._makes_new(module, act):
-                return True
-            if act.kind in ("base", "decorator") or not isinstance(root, ast.Name):
-                return False
-            if (
-                isinstance(act.node, ast.Call)
-                and root.id not in made
-                and self._called(module, act.node, is_declared)[0]
-            ):
-                return True
-            # A method of a list, for example, or an item of a dict.
-            kind = ast.Subscript if act.kind == "store" else ast.Attribute
-            displays = made.get(root.id, ()) if getattr(act.target, "value", None) is root else ()
-            is_own = bool(displays) and all(isinstance(each, _DISPLAYS) for each in displays)
-            if is_own and isinstance(act.target, kind) and not _has_callback(act):
-                return id(act.node) not in augmented
-            return is_declared(act.node if isinstance(act.node, ast.Call) else root)
-
-        done = [act for statement in function.body for act in acts(statement)]
-        if function.decorator_list or not all(map(is_inert, done)):
-            return False, False
-        values = [node.value for node in nodes if isinstance(node, ast.Return)]
-        returned = itertools.chain(*(_elements(value) for value in values if value))
-        return True, all(isinstance(v, ast.Constant) or is_declared(v) for v in returned)
+            return ()
+        return [u.nodes[-1] for u in self._finder.source(str(place.path)).binding(path)]
 
     def _makes_new(self, module: Module, act: Act) -> bool:
         """Return whether an act leaves nothing behind but its value.
 
-        The rule: it calls what neither calls nor changes its arguments (a quiet function, a method
-        of a text or logger, a class that runs no code when an instance is made), or a library that
-        returns new values, without a callback.
+        It calls a quiet function, a method of a text, or a class that constructs nothing.
         """
         root = ast_digest.root(act.target)
         if act.kind == "base" or not isinstance(root, ast.Name):
             return isinstance(root, _TEXTS)
         source = self._finder.source(str(module.path))
-        called, begun = paths(act.target), paths(root)
-        is_imported = all(isinstance(path, Imported) for path in begun)
+        called = paths(act.target)
+        is_imported = all(isinstance(path, Imported) for path in paths(root))
         is_library = is_imported or not (root.id in source.bound or source.stars)
         if called and called <= _QUIET and is_library:
             return act.kind != "decorator" or not is_imported
-        if act.kind not in ("call", "bare call"):
-            return False
-        values = [getattr(unit.nodes[-1], "value", None) for unit in source.binding(root.id)]
-        is_set = root.id in source.set_by_functions
-        if values and not is_set and all(_is_text(v) or _is_logger(v) for v in values):
-            return True
-        if act.kind == "bare call":
-            return False
-        classes = self._own(module, act.target)[1]
-        if classes and all(map(_runs_nothing, classes)):
-            return True
-        whole = called if called and all(isinstance(p, Imported) for p in called) else begun
-        is_parser = is_library and all(_is_among(path, _PARSERS) for path in whole)
-        return is_parser and not _has_callback(act)
-
-
-def _begin(node: ast.AST) -> ast.AST:
-    """Return what an expression begins with, also of a path: ``A`` for ``(A / "b").parent``."""
-    root = ast_digest.root(node)
-    while isinstance(root, ast.BinOp) and isinstance(root.op, ast.Div):
-        root = ast_digest.root(root.left)
-    return root
-
-
-def _has_callback(act: Act) -> bool:
-    """Return whether a call gets a function that it may call."""
-    given = {each.arg for each in getattr(act.node, "keywords", ())}
-    called = {getattr(act.target, "attr", ""), *(p.rpartition(".")[2] for p in paths(act.target))}
-    is_text = all(isinstance(each, _TEXTS) for each in getattr(act.node, "args", [])[:-1])
-    return not given.isdisjoint(_CALLBACKS) or not (called.isdisjoint(_REPLACING) or is_text)
-
-
-def _is_text(value: ast.AST | None) -> bool:
-    return isinstance(value, _TEXTS) and getattr(value, "value", "") is not None
-
-
-def _is_logger(value: ast.AST | None) -> bool:
-    return isinstance(value, ast.Call) and paths(value.func) == {"logging.getLogger"}
+        classes = self._own(module, act.target) if act.kind == "call" else ()
+        return bool(classes) and all(map(_runs_nothing, classes))
 
 
 def _runs_nothing(node: ast.AST) -> bool:
-    """Return whether a node is a class, such as a user's check, without code for new instances."""
+    """Return whether a node is a class under `vd.cls`, a record or a check without constructor."""
     if not isinstance(node, ast.ClassDef) or node.keywords:
         return False
     if is_lazy(node):
         return not node.decorator_list
-    hints = [each.annotation for each in node.body if isinstance(each, ast.AnnAssign)]
-    return (
-        _are_from(node.bases, _DECLARING)
-        and _are_from(node.decorator_list, _RECORDS)
-        and (not node.bases or all(map(_is_plain_hint, hints)))
-        and all(map(_is_plain_member, node.body))
-    )
-
-
-def _are_from(nodes: Iterable[ast.AST], libraries: Set[str]) -> bool:
-    """Return whether nodes name what libraries have."""
-    named = [paths(getattr(each, "func", each)) for each in nodes]
-    known = (
-        isinstance(path, Imported) and _is_among(path, libraries)
-        for path in itertools.chain(*named)
-    )
-    return all(named) and all(known)
-
-
-def _is_plain_hint(hint: ast.AST) -> bool:
-    """Return whether a hint names only builtins, so no validators."""
-    return all(
-        path.partition(".")[0] in _HINTS or hasattr(builtins, path)
-        for node in ast.walk(hint)
-        if isinstance(node, (ast.Name, ast.Attribute))
-        for path in paths(node)
-    )
+    around = [paths(getattr(each, "func", each)) for each in (*node.bases, *node.decorator_list)]
+    known = (isinstance(p, Imported) and _is_among(p, _RECORDS) for p in itertools.chain(*around))
+    return all(around) and all(known) and all(map(_is_plain_member, node.body))
 
 
 def _is_plain_member(node: ast.stmt) -> bool:
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        is_plain = all(paths(each) and paths(each) <= _QUIET for each in node.decorator_list)
-        return is_plain and node.name not in _CONSTRUCTING
+    """Return whether a member of a class is a plain method or a constant."""
+    if isinstance(node, ast.FunctionDef):
+        return not node.decorator_list and node.name not in _CONSTRUCTING
     value = getattr(node, "value", None)
     return isinstance(node, (ast.AnnAssign, ast.Assign, ast.Expr, ast.Pass)) and (
-        value is None or isinstance(value, _DISPLAYS)
+        value is None or isinstance(value, _TEXTS)
     )
-
-
-def _elements(value: ast.expr) -> Sequence[ast.expr]:
-    """Return the elements of a tuple, list or dict; else the value itself."""
-    return getattr(value, "elts", None) or getattr(value, "values", None) or [value]
 
 
 def _assigned(unit: SymbolSource) -> Sequence[ast.expr | None]:

@@ -74,11 +74,9 @@ def test_a_secret_of_several_lines_is_masked_as_a_whole() -> None:
     assert text({"pem": secret, "more": f"a {secret} b"}) == "pem: ***\nmore: a *** b"
 
 
-def test_literals_with_names_of_secrets_are_masked_in_code() -> None:
+def test_lines_with_literals_under_names_of_secrets_are_masked_in_code() -> None:
     (code,) = code_identity(called).texts().values()
 
     assert "planted" not in code
-    assert "API_KEY = '***'" in code
-    assert """{"Authorization": '***', "retries": 3}""" in code
-    assert """api_key: str = '***', page: int = 7""" in code
-    assert """(text, password='***', page="é")""" in code
+    assert code.splitlines().count("***") == 7
+    assert "os_environ" in code
