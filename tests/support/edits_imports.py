@@ -340,6 +340,30 @@ for within, call, old, new, changes in [
         needless=changes is None,
     )  # fmt: skip
 
+edit(
+    "a file that declares what another one defines",
+    "batch_size=16",
+    "batch_size=32",
+    file="make.py",
+    changes=False,
+    defs="def udf(b):\n    return 1\n",
+    make=(
+        "import vane_dagster as vd\nfrom defs import udf\ndef build():\n"
+        "    p = vd.Pipeline('docs', source=vd.parquet('a'), id='id')\n"
+        "    p.map_batches('x', udf, schema={'y': 'INT'}, batch_size=16)\n    return p\n"
+        "p = build()\n"
+    ),
+)
+inside(
+    "two records of one class",
+    "import dataclasses\n@dataclasses.dataclass\nclass Options:\n    n: int = 1\n"
+    "    def twice(self):\n        return 2 * self.n\n"
+    "A = Options(n=3)\nB = Options(n=4)\ndef udf(b):\n    return A.twice()\n",
+    "n=4",
+    "n=5",
+    changes=False,
+)
+
 # A lambda among the arguments of a declaration stands for itself.
 _LAMBDA = """import vane_dagster as vd
 K = 1

@@ -60,14 +60,7 @@ def pack(
             if prefix not in MAIN_NAMES and module is not None and module.kind == "own":
                 sources.update(_file(module))
     ids: set[str] = set()
-    try:
-        payload = pickled(obj, files or {}, ids=ids)
-    except Exception as error:
-        raise CodeIdentityError(
-            f"{getattr(obj, '__qualname__', type(obj).__qualname__)} cannot be pickled for the "
-            f"workers: {described(error)}. Define it at the top level of a module, "
-            f"and build what cannot travel (connections, locks, models) inside it."
-        ) from error
+    payload = pickled(obj, files or {}, ids=ids)
     archive = _zip(sources)
     content = hashlib.sha256(archive + without_ids(payload, ids)).hexdigest()
     return CodeBundle(archive, payload, content)
@@ -124,7 +117,14 @@ def pickled(
             return files[part].digest
 
     buffer = io.BytesIO()
-    Pickler(buffer, protocol).dump(obj)
+    try:
+        Pickler(buffer, protocol).dump(obj)
+    except Exception as error:
+        raise CodeIdentityError(
+            f"{getattr(obj, '__qualname__', type(obj).__qualname__)} cannot be pickled for the "
+            f"workers: {described(error)}. Define it at the top level of a module, "
+            f"and build what cannot travel (connections, locks, models) inside it."
+        ) from error
     return buffer.getvalue()
 
 
@@ -139,13 +139,7 @@ def pickled_by_value(
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 
     with _by_value_lock, sent_by_value(cloudpickle, modules) as own:
-        try:
-            return pickled(obj, {}, {*MAIN_NAMES, *own}, visit, protocol, ids)
-        except Exception as error:
-            raise CodeIdentityError(
-                f"{type(obj).__qualname__} cannot be pickled for the workers: "
-                f"{described(error)}. Let its attributes be plain values"
-            ) from error
+        return pickled(obj, {}, {*MAIN_NAMES, *own}, visit, protocol, ids)
 
 
 @contextmanager

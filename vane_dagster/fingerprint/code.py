@@ -37,7 +37,8 @@ Top-level statements, in the UDF's file and those that it imports:
     - A subclass is such a statement if creating it may run the user's code: a base, or what it
       names, has ``__init_subclass__`` or a similar hook, a metaclass other than ``ABCMeta``, or
       ``Enum`` as a base; every subclass is one if an imported file uses ``__subclasses__``.
-    - `effects` and `acts` list the calls and libraries that change nothing.
+    - A function of the user's that is called there counts with all that it names, also if it only
+      declares stages. `effects` and `acts` list the calls and libraries that change nothing.
 
 Values (`values`, `objects`, `files`):
     - Workers get the functions of a script with its module-level values. Such a value, also a
@@ -76,7 +77,7 @@ Limits. These changes are not detected:
       ``A[key]`` of the user's objects at the top level; ``__set_name__``; ``__init__`` of an enum;
       what a library keeps of an assigned call (``old = np.seterr(..)``) or of a base class; an
       object of the user's as a base; calls in type hints; a condition around an import in the body
-      of a class; bodies that Dagster runs, such as that of a ``@dg.graph``.
+      of a class; bodies that Dagster runs, such as that of ``@dg.definitions``.
     - A name that is read before its file binds it (circular imports, ``except NameError``); a name
       that is both imported and defined, or both a function and a submodule; mangled names (``__X``
       in a class); whether two arguments are the same object; whether a file has
@@ -95,9 +96,10 @@ from typing import Any
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.dependencies import FILE, DependencyWalk
+from vane_dagster.fingerprint.effects import modules_run
 from vane_dagster.fingerprint.files import LocalFiles, file_digests
 from vane_dagster.fingerprint.hashing import combine
-from vane_dagster.fingerprint.modules import Finder, closure, reading_finder
+from vane_dagster.fingerprint.modules import Finder, reading_finder
 from vane_dagster.fingerprint.objects import ObjectEncoder
 from vane_dagster.types.callables import unwrapped
 
@@ -177,12 +179,10 @@ def code_identity(
         name = f"{owner}.{target.__name__}" if owner else target.__qualname__
         digest = combine("version", where, name, version)
         parts = [("code", target.__qualname__, digest)]
-    seeds = dependency_walk.modules | dependency_walk.imported
-    if module is not None:
-        seeds.add(module.name)
+    seeds = dependency_walk.modules | ({module.name} if module is not None else set())
     packages = tuple(sorted(dependency_walk.packages))
     return CodeIdentity(
-        digest, tuple(parts), packages, lambda: closure(finder, seeds), dependency_walk.texts
+        digest, tuple(parts), packages, lambda: modules_run(finder, seeds), dependency_walk.texts
     )
 
 

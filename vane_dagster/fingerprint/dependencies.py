@@ -45,7 +45,6 @@ class DependencyWalk:
     Attributes:
         modules: The names of the reached modules.
         packages: The names of the reached installed packages.
-        imported: The names of the modules that importing them imports.
     """
 
     def __init__(self, finder: Finder, own: Module | None, files: LocalFiles | None = None) -> None:
@@ -53,7 +52,6 @@ class DependencyWalk:
         self._files = files or LocalFiles()
         self.modules: set[str] = set()
         self.packages: set[str] = set()
-        self.imported: set[str] = set()
         self._own = own
         self._facts: dict[str, str] = {}
         self._waiting: deque[tuple[Module, str, bool]] = deque()
@@ -172,7 +170,7 @@ class DependencyWalk:
             size = len(self._walked) + len(counting)
             reached = sorted(self.modules)
             own = reached if self._own is None else [self._own.name]
-            statements = executed(self.finder, own, reached)
+            statements, _ = executed(self.finder, own, reached)
             effects.lists_subclasses = lists_subclasses(self.finder, statements)
             for module, unit, _ in statements:
                 nodes = () if id(unit) in counting else effects.counting(module, unit)
@@ -183,7 +181,6 @@ class DependencyWalk:
                     counting[id(unit)] = acting
                     self._read_unit(module, acting)
                     self._drain()
-        self.imported = {each.module.name for each in statements}
         if parts := self._ordered(statements, counting):
             self._facts["top-level statements"] = combine("effects", *parts)
 
@@ -311,7 +308,7 @@ class DependencyWalk:
                 self._target(module, target, ref, is_object)
             if ref.guarded:  # an error in what it runs decides what else runs
                 roots = [target.name for target in targets if target.module is not None]
-                for each in executed(self.finder, roots):
+                for each in executed(self.finder, roots)[0]:
                     self._read_file(each.module)
         for target in self.finder.attribute_targets(module, scan):
             self._target(module, target, None)

@@ -87,10 +87,11 @@ class Executed(NamedTuple):
 
 def executed(
     finder: Finder, roots: Iterable[str], later: Iterable[str] | None = None
-) -> list[Executed]:
-    """Return the top-level statements of the own modules that imports execute, in their order.
+) -> tuple[list[Executed], Set[str]]:
+    """Return the top-level statements that imports execute, in their order, and the modules.
 
-    A module whose first import may not be executed is there again with the first that is.
+    The statements are of the user's modules. One whose first import may not be executed is there
+    again with the first that is.
 
     Args:
         finder: Locates the modules.
@@ -128,7 +129,22 @@ def executed(
     for root in inside if later is not None else ():  # which grows
         for name, _ in finder.chain(root):
             run(name, False)
-    return statements
+    return statements, known.keys()
+
+
+def modules_run(finder: Finder, names: Iterable[str]) -> tuple[str, ...]:
+    """Return the own modules that importing some modules can run, which workers need.
+
+    If a module imports a name that is known only at run time, its whole package is included.
+    """
+    modules, size = {*names}, -1
+    while size != len(modules):
+        size = len(modules)
+        statements, imported = executed(finder, sorted(modules), ())
+        dynamic = {each.module.label for each in statements if each.unit.scan.dynamic}
+        modules.update(imported, *(finder.below(name.partition(".")[0]) for name in dynamic))
+    located = map(finder.find, modules)
+    return tuple(sorted(each.name for each in located if each and each.kind == "own"))
 
 
 def lists_subclasses(finder: Finder, statements: Iterable[Executed]) -> bool:

@@ -7,19 +7,16 @@ import functools
 import importlib
 import importlib.machinery
 import os
-import site
 import sys
 import sysconfig
 import types
 import warnings
-from collections import deque
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.metadata import Distribution
 from typing import Any, Literal
 
-from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint.ast_digest import ImportRef, Scan
 from vane_dagster.fingerprint.module_attributes import module_attribute, module_folders
 from vane_dagster.fingerprint.symbols import SourceFile, SymbolSource, load_source
@@ -91,13 +88,12 @@ class ImportTarget:
 
 
 @functools.lru_cache(maxsize=1)
-def _roots() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    installed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    installed.update(site.getsitepackages())
-    installed.add(site.getusersitepackages())
-    standard = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    standard.add(os.path.dirname(os.path.abspath(os.__file__)))
-    return _folders(installed), _folders(standard)
+def _standard() -> tuple[str, ...]:
+    """Return the folders of the standard library; folders in them may hold installed packages."""
+    paths = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    paths.add(os.path.dirname(os.path.abspath(os.__file__)))
+    both = {os.path.abspath(path) for path in paths} | {os.path.realpath(path) for path in paths}
+    return tuple(sorted(path.rstrip(os.sep) + os.sep for path in both))
 
 
 @functools.lru_cache(maxsize=1)
@@ -111,11 +107,6 @@ def _targets() -> tuple[str, ...]:
                 files = Distribution.at(os.path.join(folder, name)).files or ()
                 folders.update(os.path.join(folder, *file.parts[:1], "") for file in files)
     return tuple(each if os.path.isdir(each) else each.rstrip(os.sep) for each in sorted(folders))
-
-
-def _folders(paths: Iterable[str]) -> tuple[str, ...]:
-    both = {os.path.abspath(path) for path in paths} | {os.path.realpath(path) for path in paths}
-    return tuple(sorted(path.rstrip(os.sep) + os.sep for path in both))
 
 
 _declaring: set[str] = set()
@@ -150,11 +141,10 @@ def _declaring_places() -> tuple[str, ...]:
 def path_kind(path: str) -> ModuleKind:
     """Return the kind of a source file, or of a folder whose path ends with a separator."""
     path = os.path.abspath(path) + (os.sep if path.endswith(os.sep) else "")
-    installed, standard = _roots()
     is_in_site = any(name in path.split(os.sep) for name in _SITE_NAMES)
-    if is_in_site or path.startswith((*installed, *_targets())):
+    if is_in_site or path.startswith(_targets()):
         return "own" if path.startswith(_declaring_places()) else "installed"
-    return "stdlib" if path.startswith(standard) else "own"
+    return "stdlib" if path.startswith(_standard()) else "own"
 
 
 @dataclass
@@ -361,39 +351,6 @@ def absolute(importer: Module, path: str) -> str | None:
     if level > len(parts):
         return None
     return ".".join([*parts[: len(parts) - level + 1], *filter(None, [name])])
-
-
-def closure(finder: Finder, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the own modules that importing some modules can run, which workers need.
-
-    Lazy imports count. If a module imports a name that is known only at run time, its whole package
-    is included. Modules that cannot be found or parsed are left out: importing them gives a better
-    error.
-    """
-    reached: set[str] = set()
-    waiting = deque(sorted(set(names)))
-    while waiting:
-        name = waiting.popleft()
-        module = finder.find(name)
-        if name in reached or module is None or module.kind != "own":
-            continue
-        reached.add(name)
-        waiting += [prefix for prefix, _ in finder.chain(name)][:-1]
-        if module.is_source:
-            waiting += _reachable(finder, module)
-    return tuple(sorted(reached))
-
-
-def _reachable(finder: Finder, module: Module) -> Iterator[str]:
-    try:
-        unit = finder.source(str(module.path)).whole
-    except CodeIdentityError:
-        return
-    yield from finder.own_imports(module, unit)
-    for target in finder.attribute_targets(module, unit.scan):
-        yield target.name
-    if unit.scan.dynamic:
-        yield from finder.below(module.label.partition(".")[0])
 
 
 def submodules(folder: str, name: str) -> Iterator[str]:

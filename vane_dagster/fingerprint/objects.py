@@ -134,7 +134,7 @@ class ObjectEncoder:
 
     def _function(self, function: types.FunctionType, path: str) -> str:
         where = self._dependency_walk.finder.find(function.__module__ or "__main__")
-        if where is not None and self._is_in_file(function, where):
+        if where and self._is_named(function) and self._is_in_file(function, where):
             return self._by_name(function, where)
         name = function.__globals__.get("__name__", "__main__")
         module = self._dependency_walk.finder.find(name)
@@ -176,15 +176,18 @@ class ObjectEncoder:
         name = obj.__qualname__.partition(".")[0]
         return name in source.rebound or name in source.set_by_functions
 
-    def _is_in_file(self, function: types.FunctionType, module: Module) -> bool:
-        """Return whether a function is the module-level definition of its file on disk."""
-        if module.kind != "own" or not module.is_source or "<" in function.__qualname__:
+    def _is_in_file(self, obj: Any, module: Module) -> bool:
+        """Return whether a function or class is a definition of its file, as it is on disk."""
+        if module.kind != "own" or not module.is_source or "<" in obj.__qualname__:
             return False
-        source = self._dependency_walk.finder.source(str(module.path))
-        if module.is_main and source.place(function.__code__) is None:
+        source, functions = self._dependency_walk.finder.source(str(module.path)), [obj]
+        if isinstance(obj, type):
+            own = (item for _, item in _functions(obj) if item.__module__ == obj.__module__)
+            functions = [item for item in own if item.__code__.co_filename == module.path]
+        if module.is_main and any(source.place(item.__code__) is None for item in functions):
             # Such a function is pickled by value: as in memory, not as in the file.
             return False
-        return self._is_named(function) and function.__qualname__.partition(".")[0] in source.units
+        return obj.__qualname__.partition(".")[0] in source.units
 
     def _captured(self, function: types.FunctionType, path: str) -> list[str]:
         """Hash defaults and the variables of enclosing functions."""
@@ -221,7 +224,7 @@ class ObjectEncoder:
         kind = self._dependency_walk.finder.find(type(cls).__module__)
         if kind is not None and kind.kind == "own":
             bases.append(self.digest(type(cls), f"{path}.__class__"))
-        if module.is_source and self._holds_class(cls, module):
+        if self._is_in_file(cls, module):
             token = self._by_name(cls, module)
             if self._is_named(cls):
                 return combine("class", token, *bases)
@@ -239,17 +242,6 @@ class ObjectEncoder:
                 parts = [getattr(member, name) for name in names]
                 return combine(made.__name__, self.digest(parts, path))
         return self.digest(member, path)
-
-    def _holds_class(self, cls: type, module: Module) -> bool:
-        if "<" in cls.__qualname__:
-            return False
-        source = self._dependency_walk.finder.source(str(module.path))
-        if module.is_main:
-            methods = [item for _, item in _functions(cls) if item.__module__ == cls.__module__]
-            own = [item for item in methods if item.__code__.co_filename == module.path]
-            if any(source.place(item.__code__) is None for item in own):
-                return False
-        return cls.__qualname__.partition(".")[0] in source.units
 
     def _members(self, cls: type, module: Module | None, path: str) -> str:
         """Hash a class that no name of a file stands for, member by member."""
