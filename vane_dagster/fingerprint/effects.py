@@ -5,8 +5,8 @@ one whose code runs then, or imports under a condition. Imports, definitions and
 nothing, nor do declarations of dagster and vane_dagster, command lines, tests, logging and
 warnings. A statement that does something counts if it names, directly or through others, what the
 stage uses, or a library. A call whose result is assigned may name some libraries without counting:
-those whose calls only make values. Nothing is run, and nothing is known of what calls of the user's
-functions do.
+those whose calls only make values. Nothing is run. A call of the user's function names all that
+the function does, unless the function only declares, as one that makes a pipeline and returns it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,15 @@ from typing import NamedTuple
 
 from vane_dagster.errors import CodeIdentityError
 from vane_dagster.fingerprint import ast_digest
-from vane_dagster.fingerprint.acts import Act
-from vane_dagster.fingerprint.code_strings import Definition, Imported, paths
+from vane_dagster.fingerprint.acts import Act, acts
+from vane_dagster.fingerprint.code_strings import (
+    Definition,
+    Imported,
+    bound_by,
+    chain,
+    paths,
+    top_nodes,
+)
 from vane_dagster.fingerprint.decorators import is_lazy
 from vane_dagster.fingerprint.modules import Finder, Module, absolute
 from vane_dagster.fingerprint.symbols import SymbolSource
@@ -67,6 +74,13 @@ _CONSTRUCTING = frozenset({
     "__init__", "__new__", "__post_init__", "__setattr__", "model_post_init", "__init_subclass__",
 })  # fmt: skip
 """Methods that run when an instance is made."""
+_REBINDING = (
+    ast.Global, ast.Nonlocal, ast.NamedExpr, ast.Import, ast.ImportFrom, ast.ExceptHandler,
+    ast.match_case, ast.Yield, ast.YieldFrom,
+)  # fmt: skip
+"""What binds names of a function, or of its module, beside assignments and loops; or yields."""
+Assigned = dict[str, list[ast.expr | None]]
+"""The expressions that are assigned to the variables of a function; None for any other value."""
 Name = tuple[str, str]
 """A module and one of its names."""
 
@@ -198,6 +212,7 @@ class Effects:
         self._finder, self._is_used, self._find_reach = finder, is_used, reach
         self.lists_subclasses = False
         self._declared: dict[Name, bool] = {}
+        self._declaring: dict[int, bool] = {}  # functions
 
     def counting(self, module: Module, unit: SymbolSource) -> Sequence[ast.stmt]:
         """Return what of a statement does something to what is used, or to a library."""
@@ -263,17 +278,31 @@ class Effects:
             return is_direct or not self._is_used((module.name, root.id))
         return self._makes_new(module, act)
 
-    def _is_declared(self, module: Module, value: ast.AST | None) -> bool:
-        """Return whether a value is made by libraries whose declarations change nothing."""
+    def _is_declared(
+        self, module: Module, value: ast.AST | None, local: Assigned | None = None
+    ) -> bool:
+        """Return whether a value is made by libraries whose declarations change nothing.
+
+        `local` are the variables of the function that makes it.
+        """
         root = ast_digest.root(value) if value is not None else None
         if value is None or not isinstance(root, ast.Name):
             return False
+        if local and root.id in local:
+            others = {name: made for name, made in local.items() if name != root.id}
+            others[root.id] = [None]  # in a circle
+            return all(self._is_declared(module, each, others) for each in local[root.id])
         begun = paths(root)
-        if any(isinstance(path, Imported) for path in begun):
-            return all(isinstance(path, Imported) and _is_among(path, _INERT) for path in begun)
-        calls = (node for node in ast.walk(value) if isinstance(node, ast.Call))
-        is_called = any(call.func is root for call in calls)
-        return not is_called and self._is_declared_name(module, root.id)
+        is_imported = any(isinstance(path, Imported) for path in begun)
+        if is_imported and all(
+            isinstance(path, Imported) and _is_among(path, _INERT) for path in begun
+        ):
+            return True
+        calls = (node.func for node in ast.walk(value) if isinstance(node, ast.Call))
+        called = [f for f in calls if (chain(f)[0] if is_imported else f) is root]
+        if is_imported or called:
+            return bool(called) and all(self._only_declares(module, each) for each in called)
+        return self._is_declared_name(module, root.id)
 
     def _is_declared_name(self, module: Module, name: str) -> bool:
         key = (module.name, name)
@@ -286,16 +315,54 @@ class Effects:
             )
         return self._declared[key]
 
-    def _own(self, module: Module, called: ast.AST) -> Sequence[ast.AST]:
-        """Return the definitions of a user's function or class that is called."""
+    def _only_declares(self, module: Module, called: ast.AST) -> bool:
+        """Return whether a user's function only makes and returns what it declares."""
+        place, nodes = self._own(module, called)
+        for node in nodes:
+            if id(node) not in self._declaring:
+                self._declaring[id(node)] = False  # in a circle
+                self._declaring[id(node)] = self._all_is_declared(place, node)
+        return bool(nodes) and all(self._declaring[id(node)] for node in nodes)
+
+    def _all_is_declared(self, module: Module, function: ast.AST) -> bool:
+        if not isinstance(function, ast.FunctionDef) or function.decorator_list:
+            return False
+        nodes = [*top_nodes(function.body)]
+        if any(isinstance(node, _REBINDING) for node in nodes):
+            return False
+        local = Assigned()
+        for node in (*ast.walk(function.args), *nodes):
+            for name in bound_by(node):
+                local.setdefault(name, []).append(None)
+        for node in nodes:
+            value = node.value if isinstance(node, (ast.Assign, ast.AnnAssign)) else None
+            for target in getattr(node, "targets", [getattr(node, "target", None)]):
+                if value is not None and isinstance(target, ast.Name):
+                    local[target.id].remove(None)
+                    local[target.id].append(value)
+        for act in (act for statement in function.body for act in acts(statement)):
+            is_local = getattr(ast_digest.root(act.target), "id", "") in local
+            made = act.node if isinstance(act.node, ast.Call) else act.target
+            is_declared = act.kind != "base" and self._is_declared(module, made, local)
+            if not is_declared and (is_local or not self._makes_new(module, act)):
+                return False
+        returned = (node.value for node in nodes if isinstance(node, ast.Return))
+        values = itertools.chain(*(getattr(each, "elts", [each]) for each in returned if each))
+        return all(
+            isinstance(v, ast.Constant) or self._is_declared(module, v, local) for v in values
+        )
+
+    def _own(self, module: Module, called: ast.AST) -> tuple[Module, Sequence[ast.AST]]:
+        """Return the module of a user's function or class that is called, and its definitions."""
         place: Module | None = module
         path, *others = paths(called) or ["?"]
         if isinstance(path, Imported):
             package, _, path = (absolute(module, path) or "").rpartition(".")
             place = self._finder.find(package) if package else None
         if others or "." in path or place is None or place.kind != "own" or not place.is_source:
-            return ()
-        return [u.nodes[-1] for u in self._finder.source(str(place.path)).binding(path)]
+            return module, ()
+        units = self._finder.source(str(place.path)).binding(path)
+        return place, [unit.nodes[-1] for unit in units]
 
     def _makes_new(self, module: Module, act: Act) -> bool:
         """Return whether an act leaves nothing behind but its value.
@@ -311,7 +378,7 @@ class Effects:
         is_library = is_imported or not (root.id in source.bound or source.stars)
         if called and called <= _QUIET and is_library:
             return act.kind != "decorator" or not is_imported
-        classes = self._own(module, act.target) if act.kind == "call" else ()
+        classes = self._own(module, act.target)[1] if act.kind == "call" else ()
         return bool(classes) and all(map(_runs_nothing, classes))
 
 
