@@ -307,7 +307,10 @@ _FACTORY = (
 )
 for within, call, old, new, changes in [
     ("", "@dg.definitions\ndef defs():\n    return docs('a')", "rency=1", "rency=2", False),
-    ("", "assets = [docs('a').build_assets()]", "concurrency=1", "concurrency=2", None),
+    ("", "assets = [docs('a').build_assets()]", "return 1", "return 2", False),
+    ("", "assets = [docs('a').build_assets()]", "concurrency=1", "concurrency=2", False),
+    ("    print(folder, 1)\n", "d = docs('a')\nd.project('c', ['x'])", "der, 1", "der, 2", False),
+    ("    sorted(folder)\n", "docs('a')", "concurrency=1", "concurrency=2", None),
     ("    REG.append(1)\n", "docs('a')", "append(1)\n    return", "append(2)\n    return", True),
     ("    r = REG\n    r.append(1)\n", "docs('a')", "d(1)\n    return", "d(2)\n    return", True),
     ("    r.append(1)\n", "docs('a', REG)", "append(1)\n    return", "append(2)\n    return", True),
@@ -340,6 +343,71 @@ for within, call, old, new, changes in [
         needless=changes is None,
     )  # fmt: skip
 
+_DECLARED = """import dataclasses
+import os
+from pathlib import Path
+import vane_dagster as vd
+LABELS = ["a", "b"]
+ROOT = Path(__file__).parent
+@dataclasses.dataclass(frozen=True)
+class Own(vd.checks.Check):
+    n: int
+    def evaluate(self, context):
+        return True
+@vd.cls
+class Model:
+    def __call__(self, b):
+        return LABELS
+def add(p):
+    return p.map("added", udf, schema="INT")
+def udf(b):
+    return Model()(b), LABELS
+def build(folder, model="m"):
+    p = vd.Pipeline("docs", source=vd.parquet(f"{{folder}}/a"), id="id")
+    a = p.map_batches("x", udf, schema={{"y": "INT"}}, batch_size=16)
+    {within}
+    return p
+{call}
+"""
+for within, call, needless in [
+    ('p.map("c", udf, schema="INT", asset=vd.Asset(checks=[Own(1)]))', 'p = build("d")', False),
+    ('p.map("c", Model(), schema="INT", concurrency=1)', 'p = build("d")', False),
+    (
+        'p.prompt("c", "{x}", provider="openai", model=os.environ.get("M", model))',
+        'p = build("d", os.environ.get("M", "m"))',
+        False,
+    ),
+    (
+        'p.classify("c", "x", labels=LABELS, provider="openai", model="m")',
+        'p = build(ROOT / "c")',
+        False,
+    ),
+    ("return p, a", 'p, a = build("d")\nb = p.build_assets()', False),
+    ('if not folder: raise ValueError(f"no {folder}")', 'p = build("d")', False),
+    ("b = add(p)", 'p = build("d")\nassets = [p.build_assets()]', True),
+    ("c = sorted(LABELS)", 'p = build("d")', True),
+]:
+    inside(
+        f"a function that declares, with {within!r}, called by {call!r}",
+        _DECLARED.format(within=within, call=call),
+        "batch_size=16",
+        "batch_size=32",
+        changes=False,
+        needless=needless,
+    )
+edit(
+    "a function of another file that declares",
+    "batch_size=16",
+    "batch_size=32",
+    file="make.py",
+    changes=False,
+    defs="from make import build\ndef udf(b):\n    return 1\np = build(udf)\np.build_assets()\n",
+    make=(
+        "import vane_dagster as vd\ndef build(udf):\n"
+        "    p = vd.Pipeline('docs', source=vd.parquet('a'), id='id')\n"
+        "    p.map_batches('x', udf, schema={'y': 'INT'}, batch_size=16)\n    return p\n"
+    ),
+)
 edit(
     "a file that declares what another one defines",
     "batch_size=16",
