@@ -10,11 +10,10 @@ from vane_dagster._arguments import list_of_names, positive
 from vane_dagster._keywords import known_keywords
 from vane_dagster.checks.base import bound
 from vane_dagster.checks.versions import Diff, Side, compare_versions
-from vane_dagster.errors import StoreError, names
+from vane_dagster.errors import StoreError
 from vane_dagster.orchestration.read import asset_path, open_store
-from vane_dagster.storage.filesystem import StoragePath, absolute_url, in_threads
-from vane_dagster.storage.manifest import Manifest
-from vane_dagster.storage.reader import find_all
+from vane_dagster.storage.filesystem import StoragePath, absolute_url
+from vane_dagster.storage.reader import find_all, find_run
 from vane_dagster.storage.store import Store
 
 _RUN = re.compile(r"(run-)?[0-9a-f-]+")
@@ -79,7 +78,7 @@ def diff(
             )
         opened = open_store(store, location)
         if name != LATEST and _RUN.fullmatch(name):
-            made = _of_run(opened, path, name)
+            made = find_run(opened, path, name)
             manifests = {key: each for key, each in made.items() if key in (wanted or made)}
         else:
             if name != LATEST and (url := absolute_url(name)) != opened.root.url:
@@ -87,23 +86,3 @@ def diff(
             manifests = find_all(opened, path, wanted)
         sides.append(Side(name, opened, manifests))
     return compare_versions(location, label, (sides[0], sides[1]), compared, tolerance, sample)
-
-
-def _of_run(store: Store, path: Sequence[str], run: str) -> dict[str | None, Manifest]:
-    """Return the last manifest of each partition that a run has committed."""
-    place = ("/".join(path[:-1]), path[-1])
-    opened = in_threads(
-        lambda each: store.opened_if_there(*place, each[0], str(each[1])), store.history(*place)
-    )
-    made = [each for each in opened if each is not None]
-    runs = dict.fromkeys(each.run_id for each in made)
-    named = [each for each in runs if each.startswith(run)]
-    if len(named) > 1:
-        raise StoreError(f"vd.diff: several runs begin with {run!r}; give more of the id")
-    if not named:
-        raise StoreError(
-            f"vd.diff: no run {run!r} has committed rows of {'/'.join(path)!r} in "
-            f"{store.root.url!r}, or garbage collection removed them; the runs there are: "
-            f"{names(runs)}"
-        )
-    return {each.partition: each for each in made if each.run_id == named[0]}

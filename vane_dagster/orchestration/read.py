@@ -28,10 +28,11 @@ def load(
     store: Any = None,
     allow_missing_partitions: bool = False,
     partition_column: str | None = None,
+    run: str | None = None,
 ) -> Any:
     """Load the stored rows of a stage, or of an ordinary asset.
 
-    Each partition is either complete, as its manifest in force names it, or absent. Datasets, lazy
+    Each partition is either complete, as its last commit has left it, or absent. Datasets, lazy
     frames, relations and readers open files when they are used, so use them soon: superseded files
     are deleted some days later.
 
@@ -48,10 +49,13 @@ def load(
         allow_missing_partitions: Whether to skip partitions that were never materialized.
         partition_column: A name for an additional column with each row's partition key; it is the
             last one. Default: none.
+        run: Load the rows that a run has committed, and not those in force: the beginning of its
+            id. Former versions are kept until garbage collection removes them.
 
     Raises:
-        StoreError: If the stage was never materialized, lacks a column, has one with the name of
-            `partition_column`, partitions differ in a column, or `as_` is not supported.
+        StoreError: If the stage was never materialized, or not by the run, lacks a column, has one
+            with the name of `partition_column`, partitions differ in a column, or `as_` is not
+            supported.
     """
     form = form_of(as_)
     if form is None:
@@ -63,6 +67,7 @@ def load(
         partitions,
         allow_missing_partitions,
         columns,
+        run,
     )
     return loaded(connected(rows.with_partition(partition_column), form), form)
 

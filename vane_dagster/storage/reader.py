@@ -97,17 +97,54 @@ def find_all(
     return manifests
 
 
+def find_run(store: Store, path: Sequence[str], run: str) -> dict[str | None, Manifest]:
+    """The last manifest of each partition of an asset that a run has committed.
+
+    Args:
+        store: The store.
+        path: The asset.
+        run: The beginning of the run's id.
+
+    Raises:
+        StoreError: If there is no such run, or several.
+    """
+    place = ("/".join(path[:-1]), path[-1])
+    history = store.history(*place)
+    opened = in_threads(lambda each: store.opened_if_there(*place, each[0], str(each[1])), history)
+    made = [each for each in opened if each is not None]
+    runs = dict.fromkeys(each.run_id for each in made)
+    named = [each for each in runs if each.startswith(run)]
+    if len(named) > 1:
+        raise StoreError(f"several runs begin with {run!r}; give more of the id")
+    if not named:
+        raise StoreError(
+            f"no run {run!r} has committed rows of {'/'.join(path)!r} in {store.root.url!r}, or "
+            f"garbage collection removed them; the runs there are: {names(runs)}"
+        )
+    return {each.partition: each for each in made if each.run_id == named[0]}
+
+
 def read(
     store: Store,
     path: Sequence[str],
     partitions: Iterable[str | None] | None,
     allow_missing: bool = False,
     columns: Sequence[str] | None = None,
+    run: str | None = None,
 ) -> StoredRows:
-    """Return the rows of an asset, or some columns, each partition as in one manifest."""
+    """Return the rows of an asset, or some columns, each partition as in one manifest.
+
+    It is the manifest in force, or the last one of a run.
+    """
     label = "/".join(path)
     wanted = None if partitions is None else list(dict.fromkeys(partitions))
-    manifests = find(store, path, wanted)
+    if run is None:
+        manifests = find(store, path, wanted)
+    else:
+        made = find_run(store, path, run)
+        if not allow_missing and (missing := {*(wanted or ())} - made.keys()):
+            raise StoreError(f"{label!r}: run {run!r} has not committed {names(missing)}")
+        manifests = {key: made[key] for key in wanted or made if key in made}
     _require(store, path, wanted, manifests, allow_missing)
     rows = rows_of(store, label, manifests or find(store, path, None), columns).select(columns)
     return rows if manifests else replace(rows, files=())

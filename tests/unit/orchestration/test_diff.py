@@ -205,6 +205,21 @@ def test_answers_are_compared_by_field_and_without_their_usage(tmp_path: Path) -
     assert {"asked_usage", "asked_usage.seconds"} <= {each.column for each in usage.columns}
 
 
+def test_the_rows_that_a_run_has_committed_are_loaded(tmp_path: Path) -> None:
+    place = str(tmp_path / "store")
+    ran(place, pipeline(tmp_path, first), "a", "111")
+    ran(place, pipeline(tmp_path, second), "a", "222")
+
+    def fourth(**given: Any) -> float:
+        return vd.load("numbers/y", store=place, **given)["y"].to_pylist()[3]
+
+    assert (fourth(), fourth(run="222"), fourth(run="1", partitions="a")) == (4.0, 4.0, 3.0)
+    with pytest.raises(StoreError, match="'numbers/y': run '1' has not committed 'b'"):
+        fourth(run="1", partitions=["a", "b"])
+    with pytest.raises(StoreError, match="no run '3' has committed .* there are: '111', '222'"):
+        fourth(run="3")
+
+
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, str]]:
     folder = tmp_path_factory.mktemp("diff")
