@@ -18,13 +18,15 @@ from vane_dagster.events import PoolTime
 
 _MOST_WORKERS = 4
 _FRAGMENTS = 4
+_LEAST_ROWS = 100
+"""Fragments of fewer rows are not worth splitting."""
 _MOST_WAITING = 0.5
 """Workers that wait for input for longer would not compute sooner beside others."""
 _LEAST_IN_CODE = 0.5
 """Workers that are less in their code do not wait in it, so more than CPUs do not help."""
 _SMALL_FRAGMENTS = 10
 _LEAST_GAIN = 1.1
-_LEAST_SECONDS = 1.0
+_LEAST_SECONDS = 3.0
 """A run is not advised to save less."""
 
 
@@ -87,7 +89,7 @@ class Advice:
             f"{count(pool.workers, 'worker')} computed {shares['computing']:.0%} of the time{limit}"
         )
         if not self.option:
-            least = f"{_LEAST_GAIN - 1:.0%} and at least a second"
+            least = f"{_LEAST_GAIN - 1:.0%} and at least {_LEAST_SECONDS:.0f} seconds"
             return f"{text}. No option is predicted to save {least}"
         return f"{text}. Predicted: the run is {self.gain:.1f} times as fast with {self.option}"
 
@@ -160,17 +162,18 @@ def _options(
     if slowest.shares["input"] > _MOST_WAITING:
         workers = 0
     smaller = f"fragment_rows={fragment_rows // _FRAGMENTS}, a quarter of the current value"
+    can_split = fragment_rows >= _LEAST_ROWS
     if workers > slowest.workers and not slowest.limited_by:
         saved = slowest.least_seconds - max(next_slowest, slowest.computing / workers)
         if passed >= 2 * workers:  # a worker computes a whole fragment, as long as now
             saved *= 1 - 1 / passed
         if not slowest.is_io:
             yield _more_workers(wave, slowest, workers), saved
-        elif slowest.workers < cpus:
+        elif slowest.workers < cpus and can_split:
             yield smaller, saved
-        else:
+        elif slowest.workers >= cpus:
             yield f"{workers} CPUs for reading and writing instead of {slowest.workers}", saved
-    if passed and fragment_rows >= _FRAGMENTS:
+    if passed and can_split:
         first = sum(pool.least_seconds for pool in others) / passed
         room = slowest.room / max(1, slowest.workers)
         yield smaller, first * (1 - 1 / _FRAGMENTS) + room

@@ -65,7 +65,7 @@ def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
     found = advised(pool("a", 2, 6), pool("b", 1, 3))
     assert str(found) == (
         "bottleneck: 'a', whose 2 workers computed 100% of the time. No option is "
-        "predicted to save 10% and at least a second"
+        "predicted to save 10% and at least 3 seconds"
     )
     started = advised(pool("a", 2, 10, loading=30))
     assert str(started).startswith(
@@ -76,7 +76,7 @@ def test_a_run_without_calls_has_no_advice_and_no_option_is_an_answer() -> None:
         "bottleneck: starting the workers for 'a', 96% of their time; then reading and writing"
     )
     assert "1.3 times as fast with warm workers" in beside
-    found = advised(pool("a", 1, 0.9), seconds=1)  # it would be four times as fast
+    found = advised(pool("a", 1, 3.6), seconds=4)  # it would be four times as fast
     assert found is not None
     assert not found.option
 
@@ -99,6 +99,15 @@ def test_workers_that_wait_for_input_or_for_cpus_get_no_others(
     assert found is not None
     assert found.option.startswith(option)
     assert bool(found.option) == bool(option)
+
+
+@pytest.mark.parametrize(("rows", "is_split"), [(3, False), (99, False), (100, True)])
+def test_fragments_of_few_rows_are_not_split(rows: int, is_split: bool) -> None:
+    for pools in ([pool("io", 1, 90), pool("a", 1, 1)], [pool("a", 2, 60, room=60)]):
+        wave = WaveTime({"CPU": 2}, pools, is_cluster=True)
+        found = advise([wave], 100.0, dict.fromkeys("a", 1), rows)
+        assert found is not None
+        assert ("fragment_rows" in found.option) == is_split
 
 
 def test_small_files_are_grouped_if_the_time_is_not_in_the_code() -> None:
