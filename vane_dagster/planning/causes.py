@@ -11,6 +11,7 @@ from vane_dagster._texts import in_partitions, listed
 from vane_dagster.pipeline.stage_kind import SOURCE
 from vane_dagster.sources.files import file_version
 from vane_dagster.storage.manifest import Component, FileRecord, Manifest, ManifestName
+from vane_dagster.storage.stored_tables import identity_of
 from vane_dagster.types.schema import type_name
 
 Causes = Counter[str]
@@ -96,6 +97,8 @@ def _changed_files(before: Iterable[FileRecord], now: Iterable[FileRecord]) -> C
     then = {file.url: file_version(file) for file in before}
     today = {file.url: file_version(file) for file in now}
     shared = then.keys() & today.keys()
+    if (replaced := then.keys() ^ today.keys()) and all(map(identity_of, replaced)):
+        return Counter({"rows of the source changed": 1})
     counts = (
         len(today.keys() - shared),
         sum(then[url] != today[url] for url in shared),

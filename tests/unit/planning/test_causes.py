@@ -137,6 +137,19 @@ def test_files_are_counted(tmp_path, store):
     assert causes["doubled"] == {"upstream stage 'clean' changed": 1}
 
 
+def test_a_table_of_memory_has_rows_and_no_files(tmp_path):
+    store = Store(StoragePath(str(tmp_path / "store")))
+
+    def planned(rows):
+        pipeline = vd.Pipeline("docs", source=vd.table(rows), id="id")
+        pipeline.project("all", ["id"])
+        return plan(pipeline, store)
+
+    settle(planned([{"id": 1}]), store)
+    causes = planned([{"id": 1}, {"id": 2}]).partitions[0].stages["all"].causes
+    assert causes == {"rows of the source changed": 1}
+
+
 def test_other_causes(tmp_path, store, empty):
     assert all(causes == {"force": 1} for causes in found(tmp_path, store, force=True).values())
     cut = {"the source's options or fragment_rows changed": 1}
