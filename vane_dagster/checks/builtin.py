@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyarrow as pa
 
 from vane_dagster._arguments import positive, unexpected
-from vane_dagster._texts import listed
+from vane_dagster._texts import count, listed
 from vane_dagster.checks.base import Check, CheckLike, Off
 from vane_dagster.checks.context import CheckOutcome, PartCounts, Severity
 from vane_dagster.errors import DefinitionError
@@ -102,7 +102,7 @@ class ErrorRate(Check):
         metadata = {**_counted(counts), "error_rate": rate, "max_failed_rows": allowed}
         if self.max_rate is not None:
             metadata["max_rate"] = self.max_rate
-        limit = f"{allowed:,} rows" if self.max_rate is None else _percent(self.max_rate)
+        limit = count(allowed, "row") if self.max_rate is None else _percent(self.max_rate)
         described = f"{failed:,} of {rows:,} rows failed ({_percent(rate)}); the limit is {limit}"
         if failed > allowed and (some := context.first_failures(_FAILURES_SHOWN)):
             described += f". The first: {'; '.join(some)}"
@@ -281,7 +281,7 @@ class Findings(Check):
 
     @property
     def description(self) -> str:
-        return ". ".join(each.description for each in self.findings)
+        return "; ".join(f"{each.name}: {each.description}" for each in self.findings)
 
     @property
     def lasting(self) -> bool:  # type: ignore[override]  # depends on the findings
