@@ -181,10 +181,13 @@ def main() -> None:
         show(search(QUESTION, 5))
     except VaneError as error:
         sys.exit(f"Error: {error}")
-    python = os.path.relpath(sys.executable)
+    python, venv, data = map(os.path.relpath, (sys.executable, sys.prefix, data_folder()))
+    given = "" if data == "data" else f"VANE_DEMO_DATA={data_folder()} "
+    options = "" if venv == ".venv" else f" VENV={venv}"
+    options += f" DATA={data_folder()}" if given else ""
     _say("\nNext:")
-    _say(f'  {python} -m definitions.search "..."  asks your own question')
-    _say("  make ui  shows the assets and these runs in Dagster")
+    _say(f'  {given}{python} -m definitions.search "..."  asks your own question')
+    _say(f"  make ui{options}  shows the assets and these runs in Dagster")
     _say(f"  {python} -m vane_dagster cluster stop  unloads the model")
 
 

@@ -28,7 +28,7 @@ packages = dg.StaticPartitionsDefinition(list(PARTITIONS))
     backfill_policy=dg.BackfillPolicy.single_run(),
     group_name=GROUP,
     kinds={"python", "parquet"},
-    description="Docstrings of one top-level package of the standard library, a row a name.",
+    description="Docstrings of a top-level package of the standard library, a row for each name.",
 )
 # Dagster's result is generic in a way that its documentation does not use.
 def stdlib_docs(context: dg.AssetExecutionContext) -> dg.MaterializeResult:  # type: ignore[type-arg]  # Dagster's result
@@ -64,8 +64,8 @@ clean = docs.project(
     },
     where="length(trim(doc)) >= 20 and doc not like 'Alias for field number%'",
     asset=vd.Asset(
-        description="Names that say something of themselves; of each the model reads the first "
-        "paragraph, since details blur what a name is for.",
+        description="Names with a docstring of at least 20 characters. The model reads the first "
+        "paragraph only, because details would blur the vector.",
         kinds={"duckdb"},
         # Functions written in C often have no signature: any share of that column may be null.
         checks=[vd.checks.NullRate(0.0, columns=["kind", "summary", "text"])],
@@ -87,16 +87,14 @@ enriched = docs.join(
     "enriched",
     clean,
     embedding,
-    asset=vd.Asset(
-        description="The texts and their vectors side by side, joined by qualified name."
-    ),
+    asset=vd.Asset(description="The texts and their vectors, joined by qualified name."),
 )
 
 enriched.write(
     "published",
     f"{DATA}/published/{{partition_key}}",
     asset=vd.Asset(
-        description="A plain folder of Parquet, which `definitions.search` reads.",
+        description="A plain folder of Parquet files, which `definitions.search` reads.",
         kinds={"parquet"},
     ),
 )

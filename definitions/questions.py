@@ -34,7 +34,7 @@ clean = questions.project(
     {"asked_at": "asked_at", "text": TEXT, "answer": "answer", "score": "score"},
     where=f"{TEXT} <> ''",
     asset=vd.Asset(
-        description="Questions that say something, each with the best answer it got and its score.",
+        description="Questions that are not empty, each with its best answer and the score.",
         kinds={"duckdb"},
     ),
 )
@@ -46,7 +46,7 @@ embedding = clean.map_batches(
     columns=["text"],
     batch_size=32,
     asset=vd.Asset(
-        description="A vector of length 1 for each question, by the warm model of docs/embedding.",
+        description="A vector of length 1 for each question, by the model of docs/embedding.",
         kinds={"pytorch"},
     ),
 )
@@ -55,14 +55,14 @@ enriched = questions.join(
     "enriched",
     clean,
     embedding,
-    asset=vd.Asset(description="The questions and their vectors side by side."),
+    asset=vd.Asset(description="The questions and their vectors, joined by id."),
 )
 
 enriched.write(
     "published",
     f"{data_folder()}/published_questions/{{partition_key}}",
     asset=vd.Asset(
-        description="A plain folder of Parquet for each day, to see what people look for.",
+        description="A plain folder of Parquet files for each day, for analyses.",
         kinds={"parquet"},
     ),
 )
