@@ -125,7 +125,7 @@ def stage_metadata(
     if servers:
         sections.append(markdown_table(servers[:_MAX_REPLICAS]))
     if manifest.sample:
-        sections.append(markdown_table(manifest.sample))
+        sections += ["Sample of the rows:", markdown_table(manifest.sample)]
     return {
         rows: manifest.rows,
         **first,

@@ -102,9 +102,9 @@ def test_column_lineage_schema_and_sample_of_every_stage(tmp_path):
     assert [c.name for c in columns if c.constraints.unique] == ["chunk_id"]
 
     details = {name: event["details"].value.split("\n\n") for name, event in events.items()}
-    shown = details["clean"][1].splitlines()
+    shown = details["clean"][2].splitlines()
     assert len(shown) == 2 + 3
     assert "x" * 60 in shown[2]
     assert "x" * 100 not in shown[2]
     assert r"pipe \| \*bold\* \<b\>" in shown[3]
-    assert "[0.25, 0.5, 0.75, 1]" in details["scored"][1].replace("\\", "")
+    assert "[0.25, 0.5, 0.75, 1]" in details["scored"][2].replace("\\", "")
