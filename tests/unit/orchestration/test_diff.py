@@ -216,7 +216,7 @@ def test_the_rows_that_a_run_has_committed_are_loaded(tmp_path: Path) -> None:
     assert (fourth(), fourth(run="222"), fourth(run="1", partitions="a")) == (4.0, 4.0, 3.0)
     with pytest.raises(StoreError, match="'numbers/y': run '1' has not committed 'b'"):
         fourth(run="1", partitions=["a", "b"])
-    with pytest.raises(StoreError, match="no run '3' has committed .* there are: '111', '222'"):
+    with pytest.raises(StoreError, match=r"no run '3' has committed .* there are: '111', '222'"):
         fourth(run="3")
 
 
