@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from vane_dagster._arguments import NAME, positive
+from vane_dagster._arguments import NAME
 from vane_dagster.checks.base import ANY, Check
 from vane_dagster.checks.context import CheckOutcome
 from vane_dagster.errors import DefinitionError, SchemaError, names
@@ -41,14 +41,12 @@ class Compared(Check):
             the usage of prompts, whose seconds always differ.
         tolerance: The largest difference of floating-point numbers, also inside of other values,
             relative to one plus their magnitude. All other values must be equal.
-        sample: Number of rows that the statistics of columns are computed over.
     """
 
     with_: Any = field(default=None, hash=False)
     max_different: float | None = field(default=None, kw_only=True)
     columns: Sequence[str] | None = field(default=None, kw_only=True)
     tolerance: float = field(default=0.0, kw_only=True)
-    sample: int = field(default=20_000, kw_only=True)
 
     lasting: ClassVar[bool] = False
     _bounds: ClassVar[Mapping[str, float]] = {"tolerance": ANY, "max_different": 1}
@@ -64,7 +62,6 @@ class Compared(Check):
                 f"{self._location}: with_ is {self.with_!r}; expected a stage, its name such as "
                 "'docs/embedding', or a FragmentStore with the same stage"
             )
-        positive(self._location, "sample", self.sample)
         self._set(with_=with_)
 
     @property
@@ -90,7 +87,7 @@ class Compared(Check):
             StoreError: If the ids have different names or types, or the other stage has no rows in
                 any partition.
         """
-        diff = context.diff(self.with_, self.columns, self.tolerance, self.sample)
+        diff = context.diff(self.with_, self.columns, self.tolerance)
         if diff is None:
             return CheckOutcome(True, "There is no other version of the partition to compare with")
         if lacking := {*(self.columns or ())} & {*diff.now.columns}:

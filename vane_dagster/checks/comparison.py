@@ -8,6 +8,7 @@ if both are NaN. Numbers of two types are compared as numbers; a missing column 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, Union
@@ -118,7 +119,7 @@ def differences_of(
             for side in (before, now)
         )
         for row in np.flatnonzero(differing(a, b, tolerance)).tolist():
-            texts = apart(a.slice(row, 1), b.slice(row, 1), tolerance)
+            texts = apart(a.slice(row, 1), b.slice(row, 1))
             yield Difference(ids[row], name, *texts)
 
 
@@ -129,14 +130,12 @@ def differing(before: pa.Array, now: pa.Array, tolerance: float) -> Mask:
     return np.concatenate([_differing(a, b, tolerance) for a, b in slices])
 
 
-def apart(before: pa.Array, now: pa.Array, tolerance: float) -> tuple[str, str]:
-    """Return a plain value and another that differs as texts, from the first such place on."""
-    path, a, b = _place(before, now, tolerance)
-    if isinstance(a, (str, bytes)) and isinstance(b, type(a)):
-        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b))
-        start = max(0, len(list(same)) - _LEAD)
-        path, a, b = path + "..." * bool(start), a[start:], b[start:]
-    return f"{path}{_short(a)}", f"{path}{_short(b)}"
+def apart(before: pa.Array, now: pa.Array) -> tuple[str, str]:
+    """Return two plain values as texts, from shortly before the first character that differs."""
+    texts = [_text(python_values(pa.chunked_array([each]))[0]) for each in (before, now)]
+    start = max(0, len(os.path.commonprefix(texts)) - _LEAD)  # noqa: RUF071  # of texts
+    a, b = ("..." * bool(start) + text[start:] for text in texts)
+    return _short(a), _short(b)
 
 
 def plain(values: Union[pa.Array, pa.ChunkedArray]) -> pa.Array:
@@ -216,18 +215,10 @@ def _far(before: pa.Array, now: pa.Array, tolerance: float) -> Mask:
     return far
 
 
-def _place(before: pa.Array, now: pa.Array, tolerance: float) -> tuple[str, Any, Any]:
-    """Return the path to the first place at which two values differ, and both values there."""
-    alike, pairs = inside(before, now) or (np.zeros(1, bool), ())
-    for name, _, a, b in pairs if alike[0] else ():
-        for place in np.flatnonzero(_differing(a, b, tolerance))[:1].tolist():
-            path, *values = _place(a.slice(place, 1), b.slice(place, 1), tolerance)
-            return f"{name}: {path}" if name else f"[{place}] {path}", *values
-    return "", *(python_values(pa.chunked_array([each]))[0] for each in (before, now))
-
-
-def _short(value: Any) -> str:
-    """Return a value as a short text."""
+def _text(value: Any) -> str:
     quoted = isinstance(value, (str, bytes))
-    text = "null" if value is None else repr(value) if quoted else str(value)
+    return "null" if value is None else repr(value) if quoted else str(value)
+
+
+def _short(text: str) -> str:
     return text if len(text) <= _CHARACTERS else f"{text[:_CHARACTERS]}..."

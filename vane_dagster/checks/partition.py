@@ -190,7 +190,6 @@ class CheckContext:
         with_: Any = None,
         columns: Sequence[str] | None = None,
         tolerance: float = 0.0,
-        sample: int = 20_000,
     ) -> Diff | None:
         """Compare the partition with another version in force, as `vane_dagster.diff` does.
 
@@ -198,7 +197,6 @@ class CheckContext:
             with_: The name of a stage, a `FragmentStore`, or None, as for `Compared`.
             columns: As for `Compared`.
             tolerance: As for `Compared`.
-            sample: As for `Compared`.
 
         Returns:
             The differences; None if the other version lacks the partition.
@@ -206,7 +204,7 @@ class CheckContext:
         Raises:
             StoreError: As for `Compared`.
         """
-        return self._compare(with_, columns, tolerance, sample)
+        return self._compare(with_, columns, tolerance)
 
     def recomputed(self) -> Recomputation:
         """Return a sample of recomputed rows.

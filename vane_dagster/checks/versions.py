@@ -31,14 +31,12 @@ from vane_dagster.errors import StoreError, names
 from vane_dagster.storage.dataframes import loaded
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.reader import StoredRows, rows_of
-from vane_dagster.storage.row_keys import row_keys
 from vane_dagster.storage.store import Store
 from vane_dagster.types.kinds import is_floats, is_number, is_text
 from vane_dagster.types.schema import ERROR_COLUMN
 
 _MAX_LABELS = 20
 _SHOWN = 5
-_QUANTILES = (0.05, 0.5, 0.95)
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,11 @@ class ColumnDiff:
     Attributes:
         column: Its name; of a struct's field, with the names of what it is in: "answer.topic".
         different: Number of rows whose values differ.
-        measures: Statistics by name, over the sampled rows that are in both versions: one value
-            for each version, or one of the two together.
+        measures: Statistics by name, over the rows that are in both versions: one value for each
+            version, or one of the two together.
         labels: Of a column with at most 20 values: how often each pair of different values (first
             version, second version) occurs, the most frequent first.
-        examples: Rows that differ most.
+        examples: Rows that differ: those of numbers and vectors that differ most, else the first.
     """
 
     column: str
@@ -90,7 +88,6 @@ class Diff(Printed):
         only_now: Number of rows of the second version alone.
         equal: Number of rows with equal values in all columns of both.
         different: Number of the other rows of both.
-        sampled: Number of rows that the measures of columns are over.
         columns: How each column, and each field of a struct, differs.
     """
 
@@ -102,7 +99,6 @@ class Diff(Printed):
     only_now: int
     equal: int
     different: int
-    sampled: int
     columns: Sequence[ColumnDiff]
 
     @property
@@ -143,16 +139,12 @@ class Diff(Printed):
                     (name, *[f"{value:.5g}" for value in values], *[""] * (2 - len(values)))
                     for name, values in column.measures.items()
                 ]
-                yield (
-                    f"{title}; measured over {count(self.sampled, 'row')}",
-                    [("", a.name, b.name), *measures],
-                )
+                yield title, [("", a.name, b.name), *measures]
             if column.labels:
                 pairs = [(*pair, f"{number:,}") for pair, number in column.labels.items()]
                 yield title, [(a.name, b.name, "rows"), *pairs]
             examples = [(each.id, each.before, each.now) for each in column.examples]
-            shown = f"{column.column}: rows that differ most"
-            yield shown, [("id", a.name, b.name), *examples]
+            yield f"{column.column}: rows that differ", [("id", a.name, b.name), *examples]
 
     def __str__(self) -> str:
         return "\n\n".join(f"{title}\n{table(rows)}" for title, rows in self.tables())
@@ -179,7 +171,6 @@ def compare_versions(
     sides: tuple[Side, Side],
     columns: Sequence[str] | None,
     tolerance: float,
-    sample: int,
 ) -> Diff:
     """Compare two versions of a stage's rows by id, in the partitions that both have.
 
@@ -188,8 +179,7 @@ def compare_versions(
         label: The stage, such as "docs/embedding".
         sides: The versions.
         columns: The columns to compare, of those that both have; None for all but usage.
-        tolerance: See `VersionComparison`.
-        sample: Number of rows that measures of columns are computed over.
+        tolerance: See `checks.comparison`.
 
     Raises:
         SchemaError: If neither has a column of `columns`.
@@ -206,8 +196,7 @@ def compare_versions(
     id_name = _id_of(location, chosen)
     schemas = [set().union(*(manifest.schema.names for manifest in side)) for side in chosen]
     require_columns(f"{location}: {label}", columns or (), sorted(set().union(*schemas)))
-    share = sample / max(1, sum(manifest.rows for manifest in chosen[1]))
-    comparison = VersionComparison(tolerance, share)
+    comparison = VersionComparison(tolerance)
     for pair in zip(*chosen):
         rows = [rows_of(side.store, label, {None: each}) for side, each in zip(sides, pair)]
         wanted = by_default(rows[0].schema) if columns is None else columns
@@ -234,7 +223,6 @@ def compare_versions(
         comparison.only_now,
         comparison.equal,
         comparison.different,
-        comparison.sampled,
         comparison.columns(),
     )
 
@@ -249,19 +237,11 @@ class VersionComparison:
         only_now: Number of rows of the second version alone.
         equal: Number of rows with equal values in all columns of both versions.
         different: Number of the other rows of both versions.
-        sampled: Number of rows that the measures are over.
     """
 
-    def __init__(self, tolerance: float, share: float) -> None:
-        """Create a comparison.
-
-        Args:
-            tolerance: See `checks.comparison`.
-            share: The share of the rows to sample, from 0 to 1.
-        """
-        self.only_before = self.only_now = self.equal = self.different = self.sampled = 0
+    def __init__(self, tolerance: float) -> None:
+        self.only_before = self.only_now = self.equal = self.different = 0
         self._tolerance = tolerance
-        self._limit = np.uint64(min(share * 2.0**64, 2.0**64 - 2048))
         self._columns: dict[tuple[str, ...], _Column] = {}
 
     def add(
@@ -284,8 +264,6 @@ class VersionComparison:
         self.only_before += len(before) - pc.count_distinct(rows).as_py()
         self.only_now += int(np.count_nonzero(~in_both))
         common = now.filter(pa.array(in_both))
-        sampled = self._sample(common)
-        self.sampled += int(np.count_nonzero(sampled))
         differs = np.zeros(len(common), bool)
         for name in columns:
             values = read(name)
@@ -293,18 +271,13 @@ class VersionComparison:
             for path, a, b in _with_fields((name,), *pair):
                 column = self._columns.setdefault(path, _Column(".".join(path), self._tolerance))
                 with np.errstate(all="ignore"):  # of infinite numbers
-                    differs |= column.add(common, a, b, sampled)
+                    differs |= column.add(common, a, b)
         self.different += int(np.count_nonzero(differs))
         self.equal += int(np.count_nonzero(~differs))
 
     def columns(self) -> list[ColumnDiff]:
         """Return how each column differs."""
-        with np.errstate(all="ignore"):
-            return [column.result() for column in self._columns.values()]
-
-    def _sample(self, ids: pa.Array) -> Mask:
-        """Choose rows by the hash of their id: the same ones in each run."""
-        return np.asarray(row_keys([ids])[0] <= self._limit)
+        return [column.result() for column in self._columns.values()]
 
 
 def _id_of(location: str, sides: Sequence[Sequence[Manifest]]) -> str:
@@ -343,11 +316,11 @@ class _Column:
     different: int = 0
     kinds: set[str] = field(default_factory=set)
     labels: Counter[tuple[Any, Any]] | None = field(default_factory=Counter)
-    numbers: list[Sequence[Floats]] = field(default_factory=list)
-    scores: list[Floats] = field(default_factory=list)
+    sums: Floats = field(default_factory=lambda: np.zeros((3, 2)))
+    largest: float = 0.0
     worst: list[tuple[float, Difference]] = field(default_factory=list)
 
-    def add(self, ids: pa.Array, before: pa.Array, now: pa.Array, sampled: Mask) -> Mask:
+    def add(self, ids: pa.Array, before: pa.Array, now: pa.Array) -> Mask:
         """Compare the values of a partition, and return which differ."""
         kinds = {_kind(before.type), _kind(now.type)}
         kind = kinds.pop() if len(kinds) == 1 else "other"
@@ -355,21 +328,29 @@ class _Column:
         differs = differing(before, now, self.tolerance)
         self.different += int(np.count_nonzero(differs))
         self._count_labels(before, now)
-        # The sampled rows, and the first ones that differ, in case that few do.
-        rows = np.flatnonzero(sampled | (differs & (np.cumsum(differs) <= _SHOWN)))
-        before, now = before.take(rows), now.take(rows)
-        scores = _SCORES[kind](before, now)
-        self.scores.append(scores[sampled[rows]])
+        gaps = differs.astype(float)
         if kind == "number":
-            self.numbers.append([floats(each)[sampled[rows]] for each in (before, now)])
-        scores = np.where(differs[rows], np.nan_to_num(scores, nan=np.inf), -1)
-        for i in np.argsort(-scores, kind="stable")[:_SHOWN].tolist():
-            if scores[i] >= 0:
-                texts = apart(before.slice(i, 1), now.slice(i, 1), self.tolerance)
-                shown = Difference(str(ids[int(rows[i])].as_py()), self.name, *texts)
-                self.worst.append((float(scores[i]), shown))
+            a, b = floats(before), floats(now)
+            gaps = np.abs(a - b)
+            self._add_up(a, b, gaps)
+        elif kind == "vector":
+            gaps = _distances(before, now)
+            self._add_up(gaps)
+        gaps = np.nan_to_num(gaps, nan=np.inf)
+        rows = np.flatnonzero(differs)
+        for i in rows[np.argsort(-gaps[rows], kind="stable")[:_SHOWN]].tolist():
+            texts = apart(before.slice(i, 1), now.slice(i, 1))
+            shown = Difference(str(ids[i].as_py()), self.name, *texts)
+            self.worst.append((float(gaps[i]), shown))
         self.worst = heapq.nlargest(_SHOWN, self.worst, key=lambda each: each[0])
         return differs
+
+    def _add_up(self, *values: Floats) -> None:
+        """Add up finite values, the last of which are distances."""
+        for total, each in zip(self.sums[-len(values) :], values):
+            finite = each[np.isfinite(each)]
+            total += finite.sum(), len(finite)
+        self.largest = max(self.largest, finite.max(initial=0.0))
 
     def _count_labels(self, before: pa.Array, now: pa.Array) -> None:
         """Count pairs of values, while there are few values."""
@@ -391,24 +372,15 @@ class _Column:
         return ColumnDiff(self.name, self.different, measures, labels, examples)
 
     def _measures(self) -> Iterator[tuple[str, Sequence[float]]]:
-        scores = np.concatenate(self.scores)
-        scores = scores[np.isfinite(scores)]
-        if self.kinds == {"number"}:
-            sides = [np.concatenate(side) for side in zip(*self.numbers)]
-            finite = [side[np.isfinite(side)] for side in sides]
-            if all(map(len, finite)):
-                yield "mean", [float(side.mean()) for side in finite]
-                for share in _QUANTILES:
-                    yield f"{share:.0%} quantile", [float(np.quantile(s, share)) for s in finite]
-        if not len(scores):
+        if not self.sums[-1, 1]:
             return
+        before, now, distance = (self.sums[:, 0] / np.maximum(self.sums[:, 1], 1)).tolist()
         if self.kinds == {"number"}:
-            yield "largest difference", [float(scores.max())]
-        elif self.kinds == {"text"}:
-            yield "mean overlap of words", [1 - float(scores.mean())]
-        elif self.kinds == {"vector"}:
-            yield "mean cosine", [1 - float(scores.mean())]
-            yield "smallest cosine", [1 - float(scores.max())]
+            yield "mean", [before, now]
+            yield "largest difference", [self.largest]
+        else:
+            yield "mean cosine", [1 - distance]
+            yield "smallest cosine", [1 - self.largest]
 
 
 def _label(value: Any) -> str:
@@ -428,24 +400,3 @@ def _distances(before: pa.Array, now: pa.Array) -> Floats:
     ab, aa, bb = (np.bincount(rows, each, len(before)) for each in (a * b, a * a, b * b))
     distances: Floats = 1 - ab / np.sqrt(aa * bb)
     return distances
-
-
-def _overlap(before: str | None, now: str | None) -> float:
-    """Return the share of the words of two texts that both have, from 0 to 1."""
-    a, b = Counter((before or "").split()), Counter((now or "").split())
-    total = a.total() + b.total()
-    return 2 * (a & b).total() / total if total else 1.0
-
-
-def _of_texts(before: pa.Array, now: pa.Array) -> Floats:
-    return np.array([1 - _overlap(*each) for each in zip(before.to_pylist(), now.to_pylist())])
-
-
-_SCORES: Mapping[str, Callable[[pa.Array, pa.Array], Floats]] = {
-    "number": lambda before, now: np.abs(floats(before) - floats(now)),
-    "text": _of_texts,
-    "vector": _distances,
-    "boolean": lambda before, now: np.ones(len(before)),
-    "other": lambda before, now: np.ones(len(before)),
-}
-"""How far two values of a kind are apart; NaN if that is unknown."""

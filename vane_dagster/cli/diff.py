@@ -35,9 +35,6 @@ from vane_dagster.orchestration.diff import diff as compare
     show_default=True,
     help="Permitted difference of floating-point numbers.",
 )
-@click.option(
-    "--sample", default=20_000, show_default=True, help="Rows that the measures are computed over."
-)
 @with_definitions(is_optional=True)
 @AS_JSON
 def diff(
@@ -52,7 +49,7 @@ def diff(
     """Compare two versions of the rows of STAGE, such as docs/embedding, by id.
 
     The command counts rows that are in one version only, equal, and different. For each column it
-    shows what has changed, and the rows that differ most. It reads the store and calls no function.
+    shows what has changed, and some of the rows. It reads the store and calls no function.
 
     Example: vane-dagster diff docs/embedding --between 3f9c21aa latest
     """

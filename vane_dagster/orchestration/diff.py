@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from vane_dagster._arguments import list_of_names, positive
+from vane_dagster._arguments import list_of_names
 from vane_dagster._keywords import known_keywords
 from vane_dagster.checks.base import bound
 from vane_dagster.checks.versions import Diff, Side, compare_versions
@@ -31,7 +31,6 @@ def diff(
     columns: Sequence[str] | None = None,
     store: Any = None,
     tolerance: float = 0.0,
-    sample: int = 20_000,
 ) -> Diff:
     """Compare two versions of a stage's stored rows by id. It reads the store and computes nothing.
 
@@ -51,8 +50,6 @@ def diff(
             Default: ``$VANE_DAGSTER_STORE``, else a folder of this user.
         tolerance: The largest difference of floating-point numbers, also inside of other values,
             relative to one plus their magnitude. All other values must be equal.
-        sample: Number of rows that means, quantiles, overlaps and cosines are computed over. Counts
-            of rows that are equal, different or in one version only are always exact.
 
     Returns:
         The differences. Print them, display them in a notebook, or convert them to a dict.
@@ -63,7 +60,6 @@ def diff(
             have different names or types, or files of a former version were collected.
     """
     location = "vd.diff"
-    positive(location, "sample", sample)
     bound(location, "tolerance", tolerance)
     compared = list_of_names(location, "columns", columns)
     path = asset_path(stage, location)
@@ -85,4 +81,4 @@ def diff(
                 opened = Store(StoragePath(url, opened.root.options_for(url)))
             manifests = find_all(opened, path, wanted)
         sides.append(Side(name, opened, manifests))
-    return compare_versions(location, label, (sides[0], sides[1]), compared, tolerance, sample)
+    return compare_versions(location, label, (sides[0], sides[1]), compared, tolerance)

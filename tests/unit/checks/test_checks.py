@@ -157,7 +157,6 @@ def test_wrong_lists_of_checks_are_refused(given_checks: Any, message: str):
         lambda c: c.Compared("./store"),
         lambda c: c.Compared(Path("store")),
         lambda c: c.Compared(max_different=1.5),
-        lambda c: c.Compared(sample=0),
         lambda c: c.Reproducible(rows=0),
         lambda c: c.Reproducible(blocking=True),
     ],

@@ -27,10 +27,8 @@ SQUARES = tensors([1, 2, 3, 4], [1, 2, 3, 4])
 ALMOST_SQUARES = tensors([1, 2, 3, 4 + 1e-6], [1, 2, 3, 5])
 
 
-def compared(
-    before: pa.Table, now: pa.Table, tolerance: float = 0.0, share: float = 1.0
-) -> VersionComparison:
-    comparison = VersionComparison(tolerance, share)
+def compared(before: pa.Table, now: pa.Table, tolerance: float = 0.0) -> VersionComparison:
+    comparison = VersionComparison(tolerance)
     columns = [name for name in before.column_names if name != "id"]
 
     def read(name: str) -> list[pa.Array]:
@@ -60,7 +58,7 @@ def test_rows_are_matched_by_id_in_any_order() -> None:
     assert [(e.id, e.before, e.now) for e in values.examples] == [("c", "3", "4")]
 
 
-def test_numbers_have_means_quantiles_and_the_largest_difference() -> None:
+def test_numbers_have_means_and_the_largest_difference() -> None:
     before = [float(i) for i in range(101)]
     now = [*before[:-1], 150.0]
 
@@ -68,9 +66,16 @@ def test_numbers_have_means_quantiles_and_the_largest_difference() -> None:
 
     assert found.different == 1
     assert found.measures["mean"] == pytest.approx([50, 50 + 50 / 101])
-    assert found.measures["50% quantile"] == [50, 50]
     assert found.measures["largest difference"] == [50]
     assert found.examples[0].id == "100"
+
+
+def test_values_that_are_not_finite_are_left_out_of_means() -> None:
+    found = column([1.0, NAN, 3.0, None], [2.0, 5.0, float("inf"), None])
+    assert found.different == 3
+    assert found.measures == {"mean": [2.0, 3.5], "largest difference": [1.0]}
+    assert [each.id for each in found.examples] == ["1", "2", "0"]
+    assert column([NAN, None], [1.0, 2.0]).measures == {}
 
 
 @pytest.mark.parametrize(
@@ -96,17 +101,6 @@ def test_a_tolerance_is_of_floating_point_numbers_in_any_place(
     before: Any, now: Any, different: int
 ) -> None:
     assert column(before, now, tolerance=1e-5).different == different
-
-
-def test_texts_are_compared_by_their_words() -> None:
-    before = [f"row {i} of many" for i in range(50)]
-    now = [*before[:-2], "row 48 of few", "something else altogether"]
-
-    found = column(before, now)
-
-    assert not found.labels
-    assert found.measures["mean overlap of words"] == [pytest.approx((48 + 0.75) / 50)]
-    assert [each.id for each in found.examples] == ["49", "48"]
 
 
 def test_fields_of_structs_are_counted_like_columns() -> None:
@@ -163,18 +157,6 @@ def test_vectors_are_compared_by_angle() -> None:
 )
 def test_columns_of_any_two_types_are_compared(before: Any, now: Any, different: int) -> None:
     assert column(before, now).different == different
-
-
-def test_a_sample_is_the_same_rows_each_time_and_every_row_is_counted() -> None:
-    rows = pa.table({"id": range(20_000), "v": range(20_000)})
-    other = pa.table({"id": range(20_000), "v": [*range(19_999), -1]})
-
-    samples = [compared(rows, other, share=0.1) for _ in range(2)]
-
-    assert samples[0].sampled == samples[1].sampled
-    assert 1_700 < samples[0].sampled < 2_300
-    assert samples[0].different == 1
-    assert samples[0].columns()[0].examples[0].id == "19999"
 
 
 def test_many_rows_are_compared_in_slices() -> None:
