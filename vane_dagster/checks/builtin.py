@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from vane_dagster._arguments import positive, unexpected
+from vane_dagster._arguments import unexpected
 from vane_dagster._texts import count, listed
 from vane_dagster.checks.base import Check, CheckLike, Off
 from vane_dagster.checks.context import CheckOutcome, PartCounts, Severity
@@ -149,22 +149,16 @@ class Vectors(Check):
     Attributes:
         columns: The columns to check. Default: fixed-size lists and one-dimensional tensors of
             floating-point numbers.
-        dimension: Their dimension. Default: any, but the same in every row.
         max_rate: The largest share of vectors that may be zero or contain a null, NaN or infinity.
-            The dimension must not differ in any row.
+            The dimension must be the same in every row.
     """
 
     fix: ClassVar[str] = "Filter such rows, or accept a share by vd.checks.Vectors(max_rate=)"
 
     columns: Sequence[str] | None = None
-    dimension: int | None = None
     max_rate: float = 0.0
 
     _bounds: ClassVar[Mapping[str, float]] = {"max_rate": 1}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        positive(self._location, "dimension", self.dimension)
 
     def fit(self, schema: pa.Schema, location: str) -> None:
         self._require(schema, location, self.columns, is_floats, "lists of floating-point numbers")
@@ -197,10 +191,7 @@ class Vectors(Check):
                 metadata |= {} if low is None else {f"dimension/{name}": low}
             else:
                 metadata |= {f"dimension_min/{name}": low, f"dimension_max/{name}": high}
-            if not low == high == (self.dimension or high) and low is not None:
-                described = f"is {low}" if low == high else f"varies from {low} to {high}"
-                expected = self.dimension or "one dimension for all rows"
-                wrong.append(f"{name}: the dimension {described}; expected {expected}")
+                wrong.append(f"{name}: the dimension varies from {low} to {high}; expected one")
         texts = wrong or texts or ["The stage has no vectors"]
         return CheckOutcome(not wrong, listed(texts, _DESCRIBED, "; "), metadata)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,14 +28,12 @@ class Golden(Check):
     A partition may have some of the ids or none; an unpartitioned stage must have all of them.
 
     Attributes:
-        expected: A `pyarrow.Table`, or lists by column: the id and the expected columns.
-        columns: The columns to compare. Default: all of them.
+        expected: A `pyarrow.Table`, or lists by column: the id and the columns to compare.
         tolerance: The largest difference of floating-point numbers, also inside of other values,
             relative to one plus their magnitude. All other values must be equal.
     """
 
     expected: pa.Table | Mapping[str, Any] = field(hash=False)
-    columns: Sequence[str] | None = field(default=None, kw_only=True)
     tolerance: float = field(default=1e-6, kw_only=True)
 
     _bounds: ClassVar[Mapping[str, float]] = {"tolerance": ANY}
@@ -43,7 +41,6 @@ class Golden(Check):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._set(expected=self._parsed())
-        self._require(self.rows.schema, f"{self._location}: expected", self.columns)
 
     @property
     def rows(self) -> pa.Table:
@@ -90,9 +87,7 @@ class Golden(Check):
         return f"Rows with known ids match the expected values within {self.tolerance:g}"
 
     def fit(self, schema: pa.Schema, location: str) -> None:
-        self._require(schema, location, self.columns)
-        if self.columns is None:
-            self._require(schema, location, self.rows.column_names)
+        self._require(schema, location, self.rows.column_names)
 
     def _parsed(self) -> pa.Table:
         table = self.expected
@@ -116,8 +111,8 @@ class Golden(Check):
 def _columns(check: Golden, id: str, schema: pa.Schema) -> list[str]:
     """Return the columns to compare."""
     expected = check.rows.column_names
-    columns = [name for name in check.columns or expected if name != id]
-    require_columns("the expected table", (id, *columns), expected)
+    columns = [name for name in expected if name != id]
+    require_columns("the expected table", (id,), expected)
     require_columns("the stage", columns, schema.names)
     return columns
 

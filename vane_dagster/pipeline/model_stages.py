@@ -300,8 +300,7 @@ class ModelStageRows:
             if texts := unknown_arguments("vd.Model(options={...})", unknown, own, advice):
                 raise DefinitionError(f"{location}: " + "\n".join(texts))
         check_call(owner, provider_type, ("model",), given["options"], "(model, **options)")
-        sampling = model_task.declared_sampling
-        _asked(location, provider_type, "check_options", given["options"], sampling)
+        _asked(location, provider_type, "check_options", given["options"], model_task.sampling)
         _check_features(location, provider_type, given["options"], model_task)
         label = f"{provider_type.__name__}({record.name!r})"
         udf = Udf(

@@ -82,8 +82,7 @@ class PromptRows(ModelStageRows):
                 "openai" for a server.
             system: The system message, placed before all others.
             sampling_params: ``temperature``, ``max_tokens``, ``top_p``, ``stop``, ``seed`` and so
-                on, as in OpenAI's chat API. A value ``"{column}"`` is read from each row and
-                omitted where it is null: ``{"max_tokens": "{limit}"}``.
+                on, as in OpenAI's chat API.
             return_format: A pydantic model or a JSON schema, for an answer that is a struct; or a
                 list of choices, for an answer that is one of them. An answer that does not fit is a
                 row error. The provider constrains the model to the format if it can. Default: text.

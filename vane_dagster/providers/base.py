@@ -110,8 +110,7 @@ class Provider(Protocol):
       it waits for connections and rate limits. The time limit of the row begins then.
     - ``shared_by(workers)`` is called with the maximum number of workers, to divide shared limits.
     - ``check_options(options, sampling)``, a classmethod, raises ValueError for invalid provider
-      options or sampling parameters when a stage is declared. Parameters that are read from each
-      row are None.
+      options or sampling parameters when a stage is declared.
     - ``features(options)``, a classmethod, returns what it takes besides texts, of "image", "audio"
       and "document"; "image url" and "document url", if the model's server fetches URLs; "image
       detail"; "adapter", if it follows `Request.adapter`; and "reasoning", if it fills

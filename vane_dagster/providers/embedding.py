@@ -38,7 +38,7 @@ class EmbedTask:
     usage = None
     contents = ()
     features: ClassVar[Mapping[str, str]] = {}
-    declared_sampling: ClassVar[Mapping[str, Any]] = {}
+    sampling: ClassVar[Mapping[str, Any]] = {}
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from vane_dagster.providers.base import (
 from vane_dagster.providers.content import Content, ReadFile
 from vane_dagster.providers.format import Format, InvalidAnswer
 from vane_dagster.providers.prompt_function import PromptFunction
-from vane_dagster.providers.template import Template, single_column
+from vane_dagster.providers.template import Template
 from vane_dagster.providers.usage import COUNTS, USAGE, checked_usage, counted, usage_column
 from vane_dagster.types.callables import unwrapped
 
@@ -52,7 +52,7 @@ class PromptTask:
     Attributes:
         template: The template of the messages.
         output: The column of answers; the column of `USAGE` is named after it.
-        sampling: See `Request`. A value ``"{column}"`` is read from the row.
+        sampling: See `Request`. A function may return others for its row.
         format: The format of an answer.
         explain: How often to send a model the problem of its answer, and ask again.
         function: The user's function that makes the messages; None if the template does.
@@ -90,20 +90,9 @@ class PromptTask:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """The columns of its template, its sampling parameters and its adapters."""
+        """The columns of its template and its adapters."""
         adapters = [self.adapter_column] if self.adapter_column else []
-        return tuple(dict.fromkeys((*self.template.fields, *self.own.values(), *adapters)))
-
-    @functools.cached_property
-    def own(self) -> Mapping[str, str]:
-        """The sampling parameters that are read from each row, and their columns."""
-        columns = {name: single_column(value) for name, value in self.sampling.items()}
-        return {name: column for name, column in columns.items() if column is not None}
-
-    @property
-    def declared_sampling(self) -> Mapping[str, Any]:
-        """The sampling parameters, with None for those that are read from each row."""
-        return {name: None if name in self.own else v for name, v in self.sampling.items()}
+        return tuple(dict.fromkeys((*self.template.fields, *adapters)))
 
     @property
     def is_greedy(self) -> bool:
@@ -212,18 +201,17 @@ class PromptTask:
 
     def _asked(self, row: dict[str, Any], id: str) -> _Asked:
         """Return the request of a row."""
-        own = {name: row[column] for name, column in self.own.items()}
-        every = {name: value for name, value in self.sampling.items() if name not in own}
-        given = {name: value for name, value in own.items() if value is not None}
+        own: Mapping[str, Any] = {}
         if self.function is None:
             messages = self.template.messages(row, self.read_file)
         else:
-            prompt, sampling = self.function.prompt(row)
-            given |= sampling
+            prompt, own = self.function.prompt(row)
             messages = self.template.with_system(prompt, "the function of the prompt")
         form, adapter = self.format, self._adapter(row)
-        request = Request(messages, {**every, **given}, form.schema, form.choices, id, adapter)
-        return request, bool(self.own or given)
+        request = Request(
+            messages, {**self.sampling, **own}, form.schema, form.choices, id, adapter
+        )
+        return request, bool(own)
 
     def _adapter(self, row: Mapping[str, Any]) -> str:
         """Return the folder of a row's adapter; empty for none."""

@@ -19,9 +19,10 @@ from support.udf_calls import row_stage, run_stage
 from vane_dagster.errors import RowErrors
 from vane_dagster.providers.base import Answer, Request, SamplingRefused
 from vane_dagster.providers.format import InvalidAnswer, parse_format
+from vane_dagster.providers.prompt_function import PromptFunction
 from vane_dagster.providers.prompting import PromptTask
 from vane_dagster.providers.rate_limiter import RateLimiter
-from vane_dagster.providers.template import parse_template
+from vane_dagster.providers.template import Template, parse_template
 from vane_dagster.providers.usage import checked_usage, token_count
 
 
@@ -454,20 +455,6 @@ def test_adapters_of_a_rows_own():
     assert task.reads == ("text", "own")
 
 
-def test_sampling_of_a_rows_own():
-    said = Said(a=[Answer("yes")], b=[Answer("yes")], c=[ValueError("no")])
-    task = PromptTask(
-        parse_template("here", "text", None), "response", {"temperature": "{heat}", "max_tokens": 3}
-    )
-    batch = pa.table({"text": ["a", "b", "c"], "heat": [0.5, None, 0.0]})
-    with pytest.raises(RowErrors):
-        asyncio.run(task.run(said, in_turns(batch)))
-    assert [dict(request.sampling) for request in said.requests] == [
-        {"max_tokens": 3, "temperature": 0.5}, {"max_tokens": 3},
-        {"max_tokens": 3, "temperature": 0.0},
-    ]  # fmt: skip
-
-
 class Fussy(Reversed):
     async def submit(self, request: Request) -> Answer:
         if request.sampling.get("tone") == "harsh":
@@ -476,15 +463,22 @@ class Fussy(Reversed):
 
 
 @pytest.mark.parametrize("column", ["", "text"])
-@pytest.mark.parametrize(("tone", "kind"), [("{tone}", ValueError), ("harsh", SamplingRefused)])
-def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(tone, kind, column):
-    given = {"adapter": dict.fromkeys("abc", "/adapter"), "adapter_column": column}
-    task = PromptTask(parse_template("here", "text", None), "response", {"tone": tone}, **given)
+@pytest.mark.parametrize(("is_own", "kind"), [(True, ValueError), (False, SamplingRefused)])
+def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(is_own, kind, column):
+    def asked(row: dict[str, Any]) -> dict[str, Any]:
+        sampling = {"tone": row["tone"]} if is_own and row["tone"] else {}
+        return {"prompt": row["text"], "sampling_params": sampling}
+
+    task = PromptTask(
+        Template(), "response", {"tone": "mild" if is_own else "harsh"},
+        function=PromptFunction(asked), columns=None,
+        adapter=dict.fromkeys("abc", "/adapter"), adapter_column=column,
+    )  # fmt: skip
     batch = pa.table({"text": ["a", "b", "c"], "tone": ["mild", "harsh", None]})
     with pytest.raises(RowErrors) as raised:
         asyncio.run(task.run(Fussy("m"), in_turns(batch)))
     errors = raised.value.errors
-    assert list(errors) == ([1] if tone == "{tone}" else [0, 1, 2])
+    assert list(errors) == ([1] if is_own else [0, 1, 2])
     assert type(errors[1]) is kind
     assert "there is no tone 'harsh'" in str(errors[1])
 
