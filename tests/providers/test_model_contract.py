@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from support.provider_contract import *  # noqa: F403  # the contract's tests
-from support.provider_contract import Offered
+from support.provider_contract import Offered, quarantined
 from support.tiny_answers import greedy, vectors
 from support.vllm_stages import ENGINE, ENV, LIBRARIES, needs_vllm
 from support.warm_workers import ForkedBackend, workers_that_imported
@@ -50,8 +50,7 @@ def transformers(backend: Any, model: Path) -> Offered:
     keyed = {"revision": "a", "dtype": "float16", "chat_template_kwargs": {"thinking": False}}
     return Offered(
         backend, "prompt", arguments, functools.partial(greedy, model), PROMPT,
-        [(BEAMS, "sampling_params has 'beams', which provider 'transformers'"), NO_FOLDER],
-        keyed=keyed,
+        [NO_FOLDER], keyed=keyed,
     )  # fmt: skip
 
 
@@ -85,14 +84,9 @@ def vllm(backend: Any, model: Path) -> Offered:
         "chat_template": "{{ messages }}", "chat_template_kwargs": {"thinking": False},
         **VLLM_KEYED,
     }  # fmt: skip
-    unknown = (BEAMS, "sampling_params are refused by vLLM: Unexpected keyword argument 'beams'")
-    refused = (
-        {"sampling_params": {"temperature": -1}},
-        "sampling_params are refused by vLLM: temperature",
-    )
     return Offered(
         backend, "prompt", arguments, functools.partial(greedy, model), {**PROMPT, LONG: TOO_LONG},
-        [unknown, refused, UNKNOWN, NO_FOLDER], keyed=keyed,
+        [UNKNOWN, NO_FOLDER], keyed=keyed,
     )  # fmt: skip
 
 
@@ -132,3 +126,24 @@ def offered(request: pytest.FixtureRequest, backend: LocalBackend, vllm_variable
     """Each provider in turn."""
     make, model = MODELS[request.param]
     return make(backend, request.getfixturevalue(model))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (transformers, "sampling_params has 'beams', which provider 'transformers'"),
+        pytest.param(vllm, "refused by vLLM: Unexpected keyword argument", marks=needs_vllm),
+    ],
+)
+def test_sampling_that_a_model_refuses_is_an_error_of_each_row(
+    make: Maker,
+    reason: str,
+    backend: LocalBackend,
+    vllm_variables: None,
+    tiny: Path,
+    tmp_path: Path,
+) -> None:
+    aside = {"on_error": "quarantine", "max_error_rate": 1.0}
+    make(backend, tiny).compute(tmp_path, ["a text"], **aside, **BEAMS)
+    (failed,) = quarantined(tmp_path)
+    assert reason in failed["message"]

@@ -252,8 +252,7 @@ class PackagesUnchanged(Check):
         for each in changed:
             then, now = " and ".join(each.outdated), " and ".join(each.current)
             metadata |= {f"then/{each.name}": then, f"now/{each.name}": now}
-            share = f"{each.outdated_parts:,} of {len(context.parts):,} fragments"
-            texts.append(f"{each.name} is {now} but was {then} when {share} were computed")
+            texts.append(f"{each.name} is {now} but was {then} when stored rows were computed")
         if texts:
             return CheckOutcome(False, listed(texts, _DESCRIBED, "; "), metadata)
         described = "Packages have the versions that the rows were computed with"

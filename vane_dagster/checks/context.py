@@ -92,13 +92,11 @@ class PackageVersions:
         recorded: The versions that the rows were computed with.
         current: The versions in the run's workers, else the one installed in this process; empty if
             there is none.
-        outdated_parts: The number of parts computed with a version that is not current.
     """
 
     name: str
     recorded: Sequence[str]
     current: Sequence[str]
-    outdated_parts: int
 
     @property
     def outdated(self) -> list[str]:

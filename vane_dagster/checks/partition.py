@@ -228,9 +228,7 @@ def _package_versions(parts: Sequence[PartInfo], run_id: str) -> list[PackageVer
     for name, recorded in _versions(parts).items():
         here = version_of(name)
         current = workers.get(name) or ([here] if here else [])
-        texts = {f"{name}=={version}" for version in recorded if version not in current}
-        outdated = sum(not texts.isdisjoint(part.made.packages) for part in parts if part.made)
-        packages.append(PackageVersions(name, recorded, current, outdated if current else 0))
+        packages.append(PackageVersions(name, recorded, current))
     return packages
 
 

@@ -153,13 +153,5 @@ class EndpointRefused(StageError):
     """An endpoint that refuses all requests, whatever their partition: the key or the model."""
 
 
-class SamplingRefused(StageError):
-    """Sampling parameters that a provider rejects; a row error if the row sets its own."""
-
-
-class AdapterRefused(SamplingRefused):
-    """An adapter that a provider cannot load; a row error if the row names its own."""
-
-
 class PromptTooLong(ValueError):
     """A prompt has more tokens than the model accepts."""

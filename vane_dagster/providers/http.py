@@ -22,7 +22,6 @@ from vane_dagster.providers.base import (
     Media,
     Message,
     Request,
-    SamplingRefused,
 )
 from vane_dagster.providers.batch_api import BatchApi
 from vane_dagster.providers.rate_limiter import RateLimiter
@@ -193,7 +192,7 @@ class HttpProvider(abc.ABC):
     def _fields(self, sampling: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a request that options and sampling parameters set."""
         if problem := _unsendable("sampling_params", sampling):
-            raise SamplingRefused(problem)
+            raise ValueError(problem)
         fields = {**self._extra, **sampling}
         body = fields.pop("extra_body", None)
         return {**fields, **(body or {})}

@@ -15,11 +15,9 @@ import pyarrow as pa
 
 from vane_dagster.errors import RowErrors, names
 from vane_dagster.providers.base import (
-    AdapterRefused,
     Answer,
     Message,
     Request,
-    SamplingRefused,
 )
 from vane_dagster.providers.content import Content, ReadFile
 from vane_dagster.providers.format import Format, InvalidAnswer
@@ -41,8 +39,6 @@ _ADVICE = {
 }
 InTurns = Callable[..., Awaitable[list[Any]]]
 """Calls a coroutine function with each row of a batch; see `RequestsCall`."""
-_Asked = tuple[Request, bool]
-"""The request of a row, and whether the row has sampling parameters of its own."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +195,7 @@ class PromptTask:
             raise RowErrors(dict(sorted(errors.items())), answers if kept else None, used=used)
         return answers
 
-    def _asked(self, row: dict[str, Any], id: str) -> _Asked:
+    def _asked(self, row: dict[str, Any], id: str) -> Request:
         """Return the request of a row."""
         own: Mapping[str, Any] = {}
         if self.function is None:
@@ -208,10 +204,8 @@ class PromptTask:
             prompt, own = self.function.prompt(row)
             messages = self.template.with_system(prompt, "the function of the prompt")
         form, adapter = self.format, self._adapter(row)
-        request = Request(
-            messages, {**self.sampling, **own}, form.schema, form.choices, id, adapter
-        )
-        return request, bool(own)
+        sampling = {**self.sampling, **own}
+        return Request(messages, sampling, form.schema, form.choices, id, adapter)
 
     def _adapter(self, row: Mapping[str, Any]) -> str:
         """Return the folder of a row's adapter; empty for none."""
@@ -243,16 +237,11 @@ class PromptTask:
             del row[self.id]
         make = functools.partial(self._asked, row, id)
         try:
-            request, own_sampling = await asyncio.to_thread(make) if self.contents else make()
+            request = await asyncio.to_thread(make) if self.contents else make()
         except BaseException as error:  # it may be of the user's function
             return error
         began = time.perf_counter()
-        try:
-            answer = checked_usage(await provider.submit(request))
-        except SamplingRefused as error:
-            if self.adapter_column if isinstance(error, AdapterRefused) else own_sampling:
-                raise ValueError(str(error)) from error
-            raise
+        answer = checked_usage(await provider.submit(request))
         for left in range(self.explain, -1, -1):
             try:
                 value = self.format.value(answer)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vane_dagster.errors import StageError, first_line, names
-from vane_dagster.providers.base import Answer, Media, PromptTooLong, Request, SamplingRefused
+from vane_dagster.providers.base import Answer, Media, PromptTooLong, Request
 from vane_dagster.providers.registry import needs
 from vane_dagster.types.image_files import converted, opened
 
@@ -131,7 +131,7 @@ class TransformersProvider:
         sampling = batch[0].request.sampling
         wanted = _generation(sampling)
         if unknown := sorted(set(wanted) - self._known):
-            raise SamplingRefused(
+            raise ValueError(
                 f"sampling_params has {names(unknown)}, which provider 'transformers' does not "
                 "take; it takes OpenAI's names, and those of transformers.GenerationConfig"
             )

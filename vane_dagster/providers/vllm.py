@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from vane_dagster.providers.base import AdapterRefused, Answer, Media, Request, SamplingRefused
+from vane_dagster.providers.base import Answer, Media, Request
 from vane_dagster.providers.format import finished
 from vane_dagster.providers.openai import chat_messages
 from vane_dagster.providers.vllm_engine import VllmEngine, visible_gpus
@@ -134,7 +134,7 @@ class VllmProvider(VllmEngine):
                 except EngineDeadError:
                     raise
                 except Exception as error:
-                    raise AdapterRefused(f"the adapter {folder} is not loaded: {error}") from error
+                    raise ValueError(f"the adapter {folder} is not loaded: {error}") from error
                 self._adapters[folder] = lora
         return self._adapters[folder]
 
@@ -190,7 +190,7 @@ class VllmProvider(VllmEngine):
                 structured_outputs=(StructuredOutputsParams(**held) if held else None),
             )
         except Exception as error:  # vLLM's own error, or a type error
-            raise SamplingRefused(f"sampling_params are refused by vLLM: {error}") from error
+            raise ValueError(f"sampling_params are refused by vLLM: {error}") from error
 
 
 def _check_audio() -> None:

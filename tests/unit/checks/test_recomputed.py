@@ -185,7 +185,7 @@ def test_the_check_of_packages_names_the_versions_then_and_now():
     found = check.evaluate(CheckContext("id", None, manifest, lambda: None, _run_id="new"))
     assert (found.passed, check.severity) == (False, "WARN")
     now = importlib.metadata.version("numpy")
-    assert f"numpy is {now} but was 1.0 when 2 of 2 fragments" in found.description
+    assert f"numpy is {now} but was 1.0 when stored rows" in found.description
     assert (found.metadata["then/numpy"], found.metadata["now/numpy"]) == ("1.0", now)
 
 

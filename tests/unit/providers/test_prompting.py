@@ -17,7 +17,7 @@ import vane_dagster as vd
 from support.prompts import Person, Reversed, docs, in_turns
 from support.udf_calls import row_stage, run_stage
 from vane_dagster.errors import RowErrors
-from vane_dagster.providers.base import Answer, Request, SamplingRefused
+from vane_dagster.providers.base import Answer, Request
 from vane_dagster.providers.format import InvalidAnswer, parse_format
 from vane_dagster.providers.prompt_function import PromptFunction
 from vane_dagster.providers.prompting import PromptTask
@@ -455,32 +455,17 @@ def test_adapters_of_a_rows_own():
     assert task.reads == ("text", "own")
 
 
-class Fussy(Reversed):
-    async def submit(self, request: Request) -> Answer:
-        if request.sampling.get("tone") == "harsh":
-            raise SamplingRefused("there is no tone 'harsh'")
-        return await super().submit(request)
-
-
-@pytest.mark.parametrize("column", ["", "text"])
-@pytest.mark.parametrize(("is_own", "kind"), [(True, ValueError), (False, SamplingRefused)])
-def test_sampling_that_is_refused_is_the_rows_error_where_it_is_the_rows_own(is_own, kind, column):
+def test_sampling_of_a_rows_own():
     def asked(row: dict[str, Any]) -> dict[str, Any]:
-        sampling = {"tone": row["tone"]} if is_own and row["tone"] else {}
-        return {"prompt": row["text"], "sampling_params": sampling}
+        return {"prompt": row["text"], "sampling_params": row["own"]}
 
-    task = PromptTask(
-        Template(), "response", {"tone": "mild" if is_own else "harsh"},
-        function=PromptFunction(asked), columns=None,
-        adapter=dict.fromkeys("abc", "/adapter"), adapter_column=column,
-    )  # fmt: skip
-    batch = pa.table({"text": ["a", "b", "c"], "tone": ["mild", "harsh", None]})
-    with pytest.raises(RowErrors) as raised:
-        asyncio.run(task.run(Fussy("m"), in_turns(batch)))
-    errors = raised.value.errors
-    assert list(errors) == ([1] if is_own else [0, 1, 2])
-    assert type(errors[1]) is kind
-    assert "there is no tone 'harsh'" in str(errors[1])
+    said = Said(a=[Answer("yes")], b=[Answer("yes")])
+    function = PromptFunction(asked)
+    task = PromptTask(Template(), "response", {"max_tokens": 3}, function=function, columns=None)
+    batch = pa.table({"text": ["a", "b"], "own": [{"temperature": 0.5}, None]})
+    asyncio.run(task.run(said, in_turns(batch)))
+    given = [{"max_tokens": 3, "temperature": 0.5}, {"max_tokens": 3}]
+    assert [dict(request.sampling) for request in said.requests] == given
 
 
 @pytest.mark.parametrize(
