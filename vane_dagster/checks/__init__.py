@@ -61,9 +61,6 @@ if TYPE_CHECKING:
     from vane_dagster.checks.context import ColumnStatistics as ColumnStatistics
     from vane_dagster.checks.context import PackageVersions as PackageVersions
     from vane_dagster.checks.context import PartCounts as PartCounts
-    from vane_dagster.checks.context import Recomputation as Recomputation
-    from vane_dagster.checks.context import RecomputedRows as RecomputedRows
-    from vane_dagster.checks.context import RowOutcomes as RowOutcomes
     from vane_dagster.checks.drift import Drift as Drift
     from vane_dagster.checks.golden import Golden as Golden
     from vane_dagster.checks.partition import CheckContext as CheckContext

@@ -55,6 +55,8 @@ class Check(abc.ABC):
 
     If not, it is evaluated in every run of the partition.
     """
+    is_alone: ClassVar[bool] = False
+    """Whether it is evaluated only when it is executed alone, with recomputed rows."""
     fix: ClassVar[str] = ""
     """What to do about a failure, for a finding of a default check."""
     _bounds: ClassVar[Mapping[str, float]] = {}
@@ -65,7 +67,7 @@ class Check(abc.ABC):
             self._set(name=_words(type(self).__name__))
         text(self._location, "name", self.name, "letters, digits and '_'", _NAME)
         flag(self._location, "blocking", self.blocking)
-        if self.blocking and self.rows_to_recompute:
+        if self.blocking and self.is_alone:
             raise DefinitionError(
                 f"{self._location}: blocking=True, but it is evaluated after the commit and "
                 "withholds nothing; leave it out"
@@ -96,14 +98,6 @@ class Check(abc.ABC):
         """The requirement in one sentence. Default: the first line of the class's docstring."""
         text = (vars(type(self)).get("__doc__") or "").strip().partition("\n")[0].rstrip(".")
         return self.name if text.startswith(f"{type(self).__name__}(") else text or self.name
-
-    @property
-    def rows_to_recompute(self) -> int:
-        """The number of input rows to recompute for `CheckContext.recomputed`.
-
-        If it is not 0, the check is not evaluated at a commit, but when it is executed alone.
-        """
-        return 0
 
     @property
     def definition(self) -> str:

@@ -18,7 +18,6 @@ from vane_dagster.checks.context import (
     PartCounts,
     Recomputation,
 )
-from vane_dagster.errors import DefinitionError
 from vane_dagster.storage.column_stats import Measures, measure, merge_measures
 from vane_dagster.storage.manifest import Manifest, PartInfo
 from vane_dagster.storage.packages import version_of
@@ -51,7 +50,7 @@ class CheckContext:
         _previous: Finds the stage's previous partition.
         _compare: Compares it with another version; see `diff`.
         _run_id: The current run; empty outside of one.
-        _recomputation: Recomputed rows, if any.
+        _recomputation: Recomputed rows, for `Reproducible`.
     """
 
     id: str
@@ -205,16 +204,6 @@ class CheckContext:
             StoreError: As for `Compared`.
         """
         return self._compare(with_, columns, tolerance)
-
-    def recomputed(self) -> Recomputation:
-        """Return a sample of recomputed rows.
-
-        Raises:
-            DefinitionError: If the check does not set `Check.rows_to_recompute`.
-        """
-        if self._recomputation is None:
-            raise DefinitionError("no rows were computed again; define rows_to_recompute")
-        return self._recomputation
 
 
 def _package_versions(parts: Sequence[PartInfo], run_id: str) -> list[PackageVersions]:

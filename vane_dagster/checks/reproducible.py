@@ -42,6 +42,7 @@ class Reproducible(Check):
     tolerance: float = 1e-5
     columns: Sequence[str] | None = field(default=None, kw_only=True)
 
+    is_alone: ClassVar[bool] = True
     _bounds: ClassVar[Mapping[str, float]] = {"tolerance": ANY}
 
     def __post_init__(self) -> None:
@@ -58,14 +59,10 @@ class Reproducible(Check):
     def fit(self, schema: pa.Schema, location: str) -> None:
         self._require(schema, location, self.columns)
 
-    @property
-    def rows_to_recompute(self) -> int:
-        """The number of input rows to recompute in each partition."""
-        return self.rows
-
     def evaluate(self, context: CheckContext) -> CheckOutcome:
         """Compare the recomputed rows with the stored rows."""
-        again = context.recomputed()
+        again = context._recomputation
+        assert again is not None, "it is evaluated alone"
         metadata: dict[str, Any] = {"code_changed": again.code_changed}
         if again.source_changed:
             text = "Nothing was compared: source files changed after the run. Materialize it again"

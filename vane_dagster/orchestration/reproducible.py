@@ -9,8 +9,8 @@ from functools import partial
 
 import dagster as dg
 
-from vane_dagster.checks.base import Check
 from vane_dagster.checks.context import Recomputation
+from vane_dagster.checks.reproducible import Reproducible
 from vane_dagster.engine.inference import pinned
 from vane_dagster.orchestration.check_events import CheckLog, describe_checks, run_partitions
 from vane_dagster.orchestration.progress import log_text
@@ -50,7 +50,7 @@ def evaluate_alone(
                 results = run.check_runner.results(manifest)
                 log.record(stage.name, partition, [r for r in results if r.name in chosen])
         for check in pipeline._reproducible(stage.name):
-            if check.name in chosen:
+            if isinstance(check, Reproducible) and check.name in chosen:
                 for key, result in _recomputed(context, run, compute, stage, check, config):
                     log.record(stage.name, key, [result])
         log.flush()
@@ -63,7 +63,7 @@ def _recomputed(
     run: RunContext,
     compute: Compute,
     stage: Stage,
-    check: Check,
+    check: Reproducible,
     config: RunOptions,
 ) -> Iterator[tuple[str | None, CheckResult]]:
     """Compute a sample of a stage's rows again; yield the result for each partition."""
@@ -74,7 +74,7 @@ def _recomputed(
     if not named and len(manifests) > MAX_PARTITIONS:
         keys = random.Random(seed).sample(list(manifests), MAX_PARTITIONS)
         manifests = {key: manifests[key] for key in keys}
-    rows = dict.fromkeys(manifests, check.rows_to_recompute)
+    rows = dict.fromkeys(manifests, check.rows)
     pipeline = pinned(stage.pipeline, stage.name, run.store)
     sample = plan_sample(pipeline, stage.name, manifests, run.store, rows, seed)
     run = replace(run, listen=partial(log_text, context.log))

@@ -761,7 +761,6 @@ class WithoutText(Exception):
         (vd.checks.CheckOutcome(True, severity="BAD"), "severity is 'BAD'"),  # type: ignore[arg-type]  # refused
         (vd.checks.CheckOutcome(True, metadata={"a": [object()]}), "metadata has a object"),
         (lambda context: context.previous(), "set compares = True in its class"),
-        (lambda context: context.recomputed(), "define rows_to_recompute"),
         (lambda context: context.batches(["y"]), "the stage has no column 'y'"),
     ],
 )
