@@ -87,7 +87,7 @@ class Compared(Check):
             StoreError: If the ids have different names or types, or the other stage has no rows in
                 any partition.
         """
-        diff = context.diff(self.with_, self.columns, self.tolerance)
+        diff = context._compare(self.with_, self.columns, self.tolerance)
         if diff is None:
             return CheckOutcome(True, "There is no other version of the partition to compare with")
         if lacking := {*(self.columns or ())} & {*diff.now.columns}:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from vane_dagster.checks.partition import CheckContext
 
 Array = np.ndarray[Any, Any]
+_BINS = 10
+_SAMPLE_ROWS = 100_000
 
 
 def can_drift(kind: pa.DataType) -> bool:
@@ -37,25 +39,21 @@ class Drift(Check):
 
     Numbers, texts and booleans are compared by the population stability index. By convention, 0.1
     is a slight shift, and 0.2 a shift to investigate. Vectors are compared by the cosine distance
-    of their centroids. Rows are sampled from both partitions.
+    of their centroids. At most 100,000 random rows are read from each partition. Numbers have ten
+    bins with equal shares of the previous partition, texts one for each of its ten most frequent
+    values; other values are one more bin, and nulls another one.
 
     Attributes:
         column: The column.
         max_psi: The largest population stability index allowed.
         max_distance: The largest cosine distance allowed, from 0 to 2.
-        bins: For numbers, the number of bins with equal shares of the previous partition; for
-            texts, the number of its most frequent values. Other values are one more bin, and nulls
-            another one.
-        sample_rows: Maximum number of rows to read from each partition.
         min_rows: With fewer rows in either partition the check passes, because chance moves the
-            index by about ``2 * bins / rows``.
+            index by about ``20 / rows``.
     """
 
     column: str
     max_psi: float = field(default=0.2, kw_only=True)
     max_distance: float = field(default=0.1, kw_only=True)
-    bins: int = field(default=10, kw_only=True)
-    sample_rows: int = field(default=100_000, kw_only=True)
     min_rows: int = field(default=500, kw_only=True)
     severity: Severity = field(default="WARN", kw_only=True)
 
@@ -68,8 +66,7 @@ class Drift(Check):
             plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in self.column)
             self._set(name=f"drift_{plain}")
         super().__post_init__()
-        for each in ("bins", "sample_rows", "min_rows"):
-            positive(self._location, each, getattr(self, each))
+        positive(self._location, "min_rows", self.min_rows)
 
     @property
     def description(self) -> str:
@@ -150,23 +147,23 @@ def _kind(kind: pa.DataType) -> _Compare:
 def _values(context: CheckContext, check: Drift) -> pa.ChunkedArray:
     """Return the sampled values."""
     field = context.schema.field(check.column)
-    batches = context.sample([check.column], check.sample_rows)
+    batches = context.sample([check.column], _SAMPLE_ROWS)
     return pa.Table.from_batches(batches, pa.schema([field])).column(0).cast(plain_type(field.type))
 
 
 def _of_numbers(check: Drift, now: CheckContext, before: CheckContext) -> _Compared:
     values = [floats(_values(each, check)) for each in (now, before)]
-    edges = _edges(values[1], check.bins)
+    edges = _edges(values[1])
     counts = [_binned(each, edges) for each in values]
     return "psi", population_stability_index(*counts), check.max_psi
 
 
-def _edges(values: Array, bins: int) -> Array:
+def _edges(values: Array) -> Array:
     """Return the start of bins of equal share; a value that fills a whole bin has its own."""
     ordered = np.sort(values[~np.isnan(values)])
     if not len(ordered):
         return ordered
-    places = np.linspace(0, len(ordered) - 1, bins + 1).round().astype(int)
+    places = np.linspace(0, len(ordered) - 1, _BINS + 1).round().astype(int)
     distinct, times = np.unique(ordered[places], return_counts=True)
     repeated = distinct[times > 1]
     inner = distinct[(distinct > ordered[0]) & (distinct < ordered[-1])]
@@ -185,7 +182,7 @@ def _of_categories(check: Drift, now: CheckContext, before: CheckContext) -> _Co
     pairs = [pc.value_counts(_values(each, check)).to_pylist() for each in (now, before)]
     counted = [{pair["values"]: pair["counts"] for pair in each} for each in pairs]
     known = {value: count for value, count in counted[1].items() if value is not None}
-    top = sorted(known, key=lambda value: (-known[value], str(value)))[: check.bins]
+    top = sorted(known, key=lambda value: (-known[value], str(value)))[:_BINS]
     counts = []
     for each in counted:
         shown = [each.get(value, 0) for value in (*top, None)]
@@ -208,7 +205,7 @@ def _of_vectors(check: Drift, now: CheckContext, before: CheckContext) -> _Compa
 def _centroid(context: CheckContext, check: Drift) -> tuple[Array, int]:
     """Return the mean of the finite sampled vectors, and their number."""
     total, count = np.empty(0), 0
-    for batch in context.sample([check.column], check.sample_rows):
+    for batch in context.sample([check.column], _SAMPLE_ROWS):
         column = as_storage(pa.chunked_array([batch.column(0)]))
         if not len(vectors := column.combine_chunks().drop_null()):
             continue

@@ -48,7 +48,8 @@ class CheckContext:
         _dataset: Opens its rows; called each time a check reads rows.
         _first_faults: Describes the first of its failed rows, at most a number of them.
         _previous: Finds the stage's previous partition.
-        _compare: Compares it with another version; see `diff`.
+        _compare: Compares it with another version, for `Compared`: see its `with_`, `columns` and
+            `tolerance`; None if the other version lacks the partition.
         _run_id: The current run; empty outside of one.
         _recomputation: Recomputed rows, for `Reproducible`.
     """
@@ -183,27 +184,6 @@ class CheckContext:
             DefinitionError: If the check does not set `Check.compares`.
         """
         return self._previous()
-
-    def diff(
-        self,
-        with_: Any = None,
-        columns: Sequence[str] | None = None,
-        tolerance: float = 0.0,
-    ) -> Diff | None:
-        """Compare the partition with another version in force, as `vane_dagster.diff` does.
-
-        Args:
-            with_: The name of a stage, a `FragmentStore`, or None, as for `Compared`.
-            columns: As for `Compared`.
-            tolerance: As for `Compared`.
-
-        Returns:
-            The differences; None if the other version lacks the partition.
-
-        Raises:
-            StoreError: As for `Compared`.
-        """
-        return self._compare(with_, columns, tolerance)
 
 
 def _package_versions(parts: Sequence[PartInfo], run_id: str) -> list[PackageVersions]:

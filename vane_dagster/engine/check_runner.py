@@ -114,7 +114,7 @@ class CheckRunner:
         )
 
     def _diff(self, manifest: Manifest, with_: Any, *options: Any) -> Diff | None:
-        """Compare a partition with another version; see `CheckContext.diff`."""
+        """Compare a partition with another version; see `Compared`."""
         from vane_dagster.checks.versions import Side, compare_versions
 
         own = other = f"{manifest.pipeline}/{manifest.stage}"

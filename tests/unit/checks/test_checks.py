@@ -128,7 +128,10 @@ def test_a_default_check_names_what_failed_and_the_fix(tmp_path: Path):
     ("given_checks", "message"),
     [
         ([vd.checks.Off("nulls")], "'null_rate'"),
-        ([vd.checks.Drift("a"), vd.checks.Drift("a", bins=5)], "two checks are named 'drift_a'"),
+        (
+            [vd.checks.Drift("a"), vd.checks.Drift("a", min_rows=5)],
+            "two checks are named 'drift_a'",
+        ),
         ([vd.checks.NullRate], "expected a list of checks"),
         (vd.checks.NullRate(), "expected a list of checks"),
     ],
@@ -149,7 +152,7 @@ def test_wrong_lists_of_checks_are_refused(given_checks: Any, message: str):
         lambda c: c.NullRate(blocking=1),
         lambda c: c.Drift(""),
         lambda c: c.Drift("a", max_distance=math.inf),
-        lambda c: c.Drift("a", bins=0),
+        lambda c: c.Drift("a", min_rows=0),
         lambda c: c.Golden({"id": [1], "x": [1, 2]}),
         lambda c: c.Golden(7),
         lambda c: c.Compared("./store"),
