@@ -181,7 +181,8 @@ def main() -> None:
         show(search(QUESTION, 5))
     except VaneError as error:
         sys.exit(f"Error: {error}")
-    python, venv, data = map(os.path.relpath, (sys.executable, sys.prefix, data_folder()))
+    places = sys.executable, sys.prefix, data_folder()
+    python, venv, data = (os.path.relpath(place) for place in places)
     given = "" if data == "data" else f"VANE_DEMO_DATA={data_folder()} "
     options = "" if venv == ".venv" else f" VENV={venv}"
     options += f" DATA={data_folder()}" if given else ""

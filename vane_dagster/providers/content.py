@@ -161,15 +161,21 @@ def _written(image: Any, media_type: str | None, max_pixels: int | None) -> tupl
     """Encode an image of at most some pixels: a JPEG file as JPEG, others as PNG."""
     from PIL import Image, ImageOps
 
+    most = max_pixels or image.width * image.height
+
+    def scaled() -> tuple[float, tuple[int, int]]:
+        scale = math.sqrt(most / (image.width * image.height))
+        return scale, (max(1, int(image.width * scale)), max(1, int(image.height * scale)))
+
     is_jpeg = media_type == "image/jpeg"
+    if scaled()[0] < 1:
+        image.draft(None, scaled()[1])  # a JPEG file is decoded at about this size
     image = ImageOps.exif_transpose(image)
     has_alpha = not is_jpeg and ("A" in image.mode or "transparency" in image.info)
     mode = image.mode if image.mode in _MODES else "RGBA" if has_alpha else "RGB"
     image = image if image.mode == mode else converted(image, mode)
-    if max_pixels is not None and image.width * image.height > max_pixels:
-        scale = math.sqrt(max_pixels / (image.width * image.height))
-        size = max(1, int(image.width * scale)), max(1, int(image.height * scale))
-        image = image.resize(size, Image.Resampling.LANCZOS)
+    if scaled()[0] < 1:
+        image = image.resize(scaled()[1], Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
     image.save(buffer, "JPEG" if is_jpeg else "PNG", quality=_QUALITY)
     return "image/jpeg" if is_jpeg else "image/png", buffer.getvalue()
