@@ -10,7 +10,7 @@ from types import MappingProxyType
 from vane_dagster.engine.fragment_state import FragmentState, StageTaskState, TaskKind
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.worker_group import WorkerQueue
-from vane_dagster.errors import FailedRowsError, IntegrityError, VaneError
+from vane_dagster.errors import IntegrityError, VaneError
 from vane_dagster.events import PoolTime, Progress, StageStats
 from vane_dagster.pipeline.specs import StageSpec
 from vane_dagster.pipeline.stage_kind import SOURCE
@@ -204,23 +204,4 @@ def count_error(
         f"{part.quarantined} quarantined, {part.rows} output rows; expected each row of {base!r} "
         "to be filtered, quarantined or in the output. The part was removed. If its input was "
         "edited in the store by hand, materialize that stage again with force"
-    )
-
-
-def fault_limit_error(
-    state: RunState, run: FragmentState, stage: str, failed: Sequence[str], location: str
-) -> VaneError | None:
-    """Return the error of a stage with more quarantined rows than it allows; else None.
-
-    This early decision counts all rows of the source; the final one is the stage's check.
-    """
-    faults = state.stats[run.partition, stage].faults
-    if faults <= state.max_faults(run.partition, stage):
-        return None
-    rows = state.plan.partitions[run.partition].source_rows
-    return FailedRowsError(
-        f"{location}: {faults} of at most {rows} rows of the partition failed so far; the "
-        f"limit is {state.max_faults(run.partition, stage)} (vd.Failures(max_error_rate=...)). "
-        "`vane-dagster quarantine` lists the rows; the next run computes them again"
-        + (f". Last errors: {'; '.join(failed)}" if failed else "")
     )

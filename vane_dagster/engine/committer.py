@@ -280,7 +280,10 @@ class Committer:
                 fix = "The partition was not committed. Materialize it with force"
                 raise IntegrityError(f"{place}: {result.description}. {fix}")
             if result.blocking and has_too_many_failed_rows(result.metadata):
-                fix = "The partition was not committed; the next run computes the failed rows again"
+                fix = (
+                    "The partition was not committed. `vane-dagster quarantine` lists the rows, "
+                    "and the next run computes the failed rows again"
+                )
                 raise FailedRowsError(f"{place}: {result.description}. {fix}")
         self._check_results[partition, manifest.stage] = results_here
         return replace(manifest, checks=results_here)

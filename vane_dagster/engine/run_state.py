@@ -90,7 +90,7 @@ class RunState:
         self.stats: dict[tuple[int, str], StageStats] = {}
         self.epochs: dict[str, int] = {}  # of the stages with row keys to compute
         self.usage = PoolUsage()
-        self.max_faults = functools.cache(self._max_faults)
+        self._max_faults = functools.cache(self._most_faults)
         self._servers = {s: tuple(pool.uses.values()) for s, pool in (pools or {}).items()}
         for index, partition in enumerate(plan.partitions):
             for stage, stage_plan in partition.stages.items():
@@ -253,8 +253,12 @@ class RunState:
         settled = (self._queued, self.failed, self.pending)
         return done is not None or any(place in each for each in settled)
 
-    def _max_faults(self, index: int, stage: str) -> int:
-        """Rows of a stage's partition that may fail in a run before the run gives it up.
+    def faults_allowed(self, index: int, stage: str) -> int:
+        """Rows of a stage's partition that may still fail before a call gives the partition up."""
+        return max(0, self._max_faults(index, stage) - self.stats[index, stage].faults)
+
+    def _most_faults(self, index: int, stage: str) -> int:
+        """Rows of a stage's partition that may fail.
 
         The stage's blocking checks `ErrorRate` set it. This early limit assumes as many rows as the
         source has. Below a fan-out there may be more, so there it has no bound: the check decides
@@ -271,10 +275,6 @@ class RunState:
             if isinstance(c, ErrorRate) and c.blocking
         )
         return min(limits, default=sys.maxsize)
-
-    def faults_allowed(self, index: int, stage: str) -> int:
-        """Rows that may still fail: `max_faults` minus those that have failed."""
-        return max(0, self.max_faults(index, stage) - self.stats[index, stage].faults)
 
     def close(self) -> None:
         """Wait until all commits are done."""

@@ -22,7 +22,6 @@ from vane_dagster.engine.accounting import (
     PoolClock,
     WaveProgress,
     count_error,
-    fault_limit_error,
 )
 from vane_dagster.engine.damaged_parts import remove_damaged
 from vane_dagster.engine.fragment_queue import FragmentQueue
@@ -297,13 +296,9 @@ class WaveScheduler:
         if is_measured and (task.kind != "gather" or self._slice_sizer.is_learning([task.stage])):
             computed = 0 if task.kind == "gather" else report.tally.rows_in  # else copies alone
             self._slice_sizer.learn(task.stage, report.seconds, computed)
-        where = in_flight.work.location
-        failed = fault_lines(report.faults) if report.faults else []
-        if error := fault_limit_error(self._state, run, task.stage, failed, where):
-            self._reject(task, in_flight.work, report, error)
-            return
-        if failed:
-            self._state.emit(Noticed(f"{where}: some rows failed: {'; '.join(failed)}"))
+        if report.faults:
+            failed = "; ".join(fault_lines(report.faults))
+            self._state.emit(Noticed(f"{in_flight.work.location}: some rows failed: {failed}"))
         if task.kind == "load":
             self._fragments.lookups.record(run, task.stage, report)
             given = Held(done.table, report.tally.rows_in, report.bytes_out)
@@ -335,7 +330,8 @@ class WaveScheduler:
         assert work.target is not None
         part = Part(work.target.folder, report.part)
         if error := count_error(self._state, run, task.spec, part.info, work.location):
-            self._reject(task, work, report, error)
+            work.target.folder.delete([report.part.name])  # so that no run finds it
+            self._fail(run.partition, stage, error)
             return
         self._counts.add_part(run, task_state, part.info)
         task_state.done, task_state.given, task_state.pieces = True, None, {}
@@ -389,12 +385,6 @@ class WaveScheduler:
             self._give_up([task.stage], fault.error())
         else:
             self._fail(run.partition, task.stage, fault.error())
-
-    def _reject(self, task: Task, work: Work, report: WorkReport, error: VaneError) -> None:
-        """Fail a partition, and remove the part that an answer has, so that no run finds it."""
-        if work.target is not None and report.part is not None:
-            work.target.folder.delete([report.part.name])
-        self._fail(task.run.partition, task.stage, error)
 
     def _fail(self, partition: int, stage: str, error: VaneError) -> None:
         given_up = self._state.fail(partition, stage, error)

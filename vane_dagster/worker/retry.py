@@ -180,7 +180,7 @@ async def attempt(
                     f"time without other rows of this worker: {next(iter(blamed.values()))}"
                 )
                 outcome.faults.append(RowFault(again, error, crashed, SERVER_DIED, True))
-                _check_last(outcome, policy, id, max_faults)
+                check_limit(outcome, policy, id, max_faults)
             errors = {i: error for i, error in errors.items() if i not in blamed}
             passing = {i: error for i, error in passing.items() if i not in blamed}
         if (delay := policy.delay(passing, attempts)) is not None:
@@ -203,11 +203,11 @@ async def attempt(
             row = rows.slice(place, 1)
             transient = policy.is_transient(error) or is_out_of_memory(error)
             outcome.faults.append(RowFault(row, error, attempts, transient=transient))
-            _check_last(outcome, policy, id, max_faults)
+            check_limit(outcome, policy, id, max_faults)
     return outcome
 
 
-def _check_last(outcome: BatchOutcome, policy: Policy, id: str, max_faults: int) -> None:
+def check_limit(outcome: BatchOutcome, policy: Policy, id: str, max_faults: int) -> None:
     """Raise BatchError if the last row that failed is one too many."""
     faults, raises = outcome.faults, policy.on_error == "raise"
     if raises or len(faults) > max_faults:

@@ -21,7 +21,7 @@ from vane_dagster.types.schema import ERROR_COLUMN, empty_table
 from vane_dagster.types.tensors import unsliced
 from vane_dagster.worker.protocol import CallUdf, Reject, Work
 from vane_dagster.worker.reports import Computed, Tally, WorkReport
-from vane_dagster.worker.retry import RowFault
+from vane_dagster.worker.retry import BatchOutcome, RowFault, check_limit
 
 _MAX_REPORTED = 20
 _MAX_CHARACTERS = 4_000
@@ -102,7 +102,8 @@ def combined(
 def rejected(op: Reject, row: pa.Table, work: Work) -> Computed:
     """Return the result for a row that is given up without another call."""
     timed_out = op.error == TIMED_OUT  # on another machine it may not
-    fault = RowFault(row, Exception(op.message), op.attempts, op.error, timed_out)
+    fault, call = RowFault(row, Exception(op.message), op.attempts, op.error, timed_out), op.call
+    check_limit(BatchOutcome(faults=[fault]), call.policy, call.ids[0], call.max_faults)
     return combined([], [fault], row, work, op.call, op.model)
 
 

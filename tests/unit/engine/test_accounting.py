@@ -18,13 +18,13 @@ from support.in_process import committed, compute
 from support.plans import plan
 from support.prompts import Reversed, docs
 from vane_dagster.compute.api import Worker
-from vane_dagster.engine.accounting import PoolClock, count_error, fault_limit_error
+from vane_dagster.engine.accounting import PoolClock, count_error
 from vane_dagster.engine.check_runner import CheckRunner
 from vane_dagster.engine.fragment_state import FragmentState, make_task_states
 from vane_dagster.engine.run_state import RunState
 from vane_dagster.engine.worker_group import WorkerQueue
-from vane_dagster.errors import UdfError
-from vane_dagster.events import Committed, PoolTime, Progress, StageStats
+from vane_dagster.errors import FailedRowsError
+from vane_dagster.events import Committed, PoolTime, Progress
 from vane_dagster.retries import Backoff
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FragmentRecord, PartInfo
@@ -41,13 +41,11 @@ def pipeline() -> vd.Pipeline:
     return docs
 
 
-def state(pipeline: vd.Pipeline, most: int = 3) -> Any:
+def state(pipeline: vd.Pipeline) -> Any:
     return SimpleNamespace(
         pipeline=pipeline,
         parts=defaultdict(dict),
-        plan=SimpleNamespace(partitions=[SimpleNamespace(sample=None, source_rows=100)]),
-        stats={(0, name): StageStats(faults=5) for name in pipeline.stages},
-        max_faults=lambda index, stage: most,
+        plan=SimpleNamespace(partitions=[SimpleNamespace(sample=None)]),
     )
 
 
@@ -82,19 +80,6 @@ def test_every_row_is_accounted_for(pipeline, stage, written, is_right):
     assert (error is None) == is_right
     if error:
         assert "expected each row of 'source' to be filtered, quarantined or" in str(error)
-
-
-def test_more_faults_than_a_stage_allows():
-    docs = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
-    docs.project("all", ["n"])
-    given = (run(docs), "all", ["id 7: ValueError"], "stage 'all'")
-    assert fault_limit_error(state(docs, most=5), *given) is None
-    error = fault_limit_error(state(docs, most=4), *given)
-    assert (
-        "stage 'all': 5 of at most 100 rows of the partition failed so far; the limit is 4 "
-        in str(error)
-    )
-    assert "id 7: ValueError" in str(error)
 
 
 def test_the_time_of_workers_ends_with_their_last_call():
@@ -207,7 +192,7 @@ def test_the_blocking_checks_of_the_error_rate_limit_a_run(tmp_path, store, rate
 
     state = RunState(plan(docs, store), store, "run", [].append, CheckRunner(docs, store))
 
-    assert state.max_faults(0, "m") == allowed
+    assert state.faults_allowed(0, "m") == allowed
 
 
 @pytest.mark.parametrize("check", [vd.checks.ErrorRate(0.01), vd.checks.Off("rows")])
@@ -231,8 +216,7 @@ def test_equal_rows_that_fail_count_each(tmp_path, fragment_rows):
     docs = vd.Pipeline("docs", source=source, id="id", fragment_rows=fragment_rows)
     docs.map("words", refuse, schema={"words": "BIGINT"}, on_error="quarantine")
     store = Store(StoragePath(str(tmp_path / "store")))
-    message = r"(100|3\d) of at most 100 rows of the partition failed so far; the limit is 10"
-    for _ in range(2):  # the second run finds no part of the first one
-        with pytest.raises(UdfError, match=message):
+    for _ in range(2):  # the second run computes them again
+        with pytest.raises(FailedRowsError, match=r"100 of 100 rows failed|more rows failed than"):
             compute(docs, store)
     assert not store.latest("docs", "words", [None]), "it is not committed"

@@ -25,6 +25,7 @@ from vane_dagster.worker.protocol import (
     Gather,
     Join,
     Project,
+    Reject,
     SourceRows,
     TableRows,
     Work,
@@ -82,6 +83,19 @@ def host(monkeypatch) -> Host:
     found = Host()
     found.hold(ModelSpec("tenfold", False, b""), tenfold)
     return found
+
+
+def test_a_row_that_ends_its_workers_may_be_one_failed_row_too_many(host):
+    rows = pa.table({"id": [7], "n": [1]})
+    given = replace(call("quarantine"), max_faults=1)
+    rejecting = Reject(given, "tenfold", "WorkerDied", "ended 2 workers", 2)
+    schema = pa.schema([("id", pa.int64()), ("ten", pa.int64())])
+    _, report = host.run(work(rejecting, (TableRows(0),), schema), rows)
+    assert (report.fault, report.tally.quarantined) == (None, 1)
+    rejecting = replace(rejecting, call=call("quarantine"))
+    _, report = host.run(work(rejecting, (TableRows(0),), schema), rows)
+    assert report.fault.kind == "FailedRowsError"
+    assert "ended 2 workers" in report.fault.message
 
 
 @pytest.fixture
