@@ -1,8 +1,7 @@
 """Commits partitions on separate threads, so that storage never stalls workers.
 
-All commits of a partition are made by one thread, in the order of `put`. A commit may also wait for
-one of another partition that was put before it. The first commit of all that are left never waits,
-so there is always progress.
+All commits of a partition are made by one thread, in the order of `put`. If a check compares
+partitions, one thread makes the commits of all.
 """
 
 from __future__ import annotations
@@ -64,7 +63,6 @@ class Commit:
         borrowed: Parts of the manifest in the fallback of a branch, to copy into `folder`.
         done: Called with the manifest and the outcome.
         former: The manifest that was in force when the run was planned.
-        after: Another partition, whose commit of this stage is awaited if it was put before.
     """
 
     manifest: Manifest
@@ -77,7 +75,6 @@ class Commit:
     done: Callable[[Manifest, ManifestName | VaneError], None]
     former: ManifestName | None = None
     borrowed: Sequence[Part] = ()
-    after: str | None = None
 
 
 class WithheldError(StoreError):
@@ -110,6 +107,7 @@ class Committer:
         hash_file: Callable[[FileRecord], str | None],
         publishing: Callable[[Manifest], AbstractContextManager[None]],
         evaluate_checks: Callable[[Manifest], tuple[CheckResult, ...]],
+        in_order: bool = False,
     ) -> None:
         self._began = time.time()
         self._publishing, self._evaluate_checks = publishing, evaluate_checks
@@ -122,7 +120,7 @@ class Committer:
         self._queues: list[queue.SimpleQueue[Commit | None]] = []
         self._threads: list[threading.Thread] = []
         self._thread_of: dict[str | None, int] = {}  # by partition
-        self._ended: dict[tuple[str | None, str], threading.Event] = {}
+        self._most_threads = 1 if in_order else _THREADS
         self._transactions: dict[str, threading.Lock] = {}  # by `write` stage
         self._unique_lock = threading.Lock()
         self._outcomes: dict[tuple[str | None, str], ManifestName | VaneError] = {}
@@ -156,7 +154,7 @@ class Committer:
     def put(self, commit: Commit) -> None:
         """Queue a commit on the thread of its partition. Called by one thread."""
         partition = commit.manifest.partition
-        number = self._thread_of.setdefault(partition, len(self._thread_of) % _THREADS)
+        number = self._thread_of.setdefault(partition, len(self._thread_of) % self._most_threads)
         if number == len(self._threads):
             self._queues.append(queue.SimpleQueue())
             thread = threading.Thread(
@@ -164,7 +162,6 @@ class Committer:
             )
             self._threads.append(thread)
             thread.start()
-        self._ended[partition, commit.manifest.stage] = threading.Event()
         self._queues[number].put(commit)
 
     def close(self) -> None:
@@ -180,16 +177,11 @@ class Committer:
 
     def _work(self, commits: queue.SimpleQueue[Commit | None]) -> None:
         while (commit := commits.get()) is not None:
-            stage = commit.manifest.stage
             try:
-                if commit.after is not None and (commit.after, stage) in self._ended:
-                    self._ended[commit.after, stage].wait()
                 if self._error is None:
                     self._commit(commit)
             except BaseException as error:  # `close` raises it
                 self._error = error
-            finally:
-                self._ended[commit.manifest.partition, stage].set()
 
     def _commit(self, commit: Commit) -> None:
         manifest = commit.manifest

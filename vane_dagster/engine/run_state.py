@@ -80,7 +80,8 @@ class RunState:
         self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
         self.claims = claims or Claims()
         hash_file = functools.partial(content_hash, source=plan.source)
-        self._committer = Committer(store, hash_file, self._publishing, check_runner.results)
+        given = hash_file, self._publishing, check_runner.results
+        self._committer = Committer(store, *given, in_order=bool(self._before))
         self._queued: set[tuple[int, str]] = set()
         self.token_budget = TokenBudget(plan.pipeline, used)
         self.pending = PendingRows(plan, store, plan.origin or run_id, emit)
@@ -390,17 +391,7 @@ class RunState:
             done=lambda made, outcome: self._on_committed(index, stage, made, outcome),
             former=stage_plan.former,
             borrowed=[part for _, part in sorted(parts.items()) if part.folder.is_read_only],
-            after=self._queued_before(index, stage),
         )
-
-    def _queued_before(self, index: int, stage: str) -> str | None:
-        """The nearest partition of those before one whose commit of a stage was queued."""
-        if not any(check.compares for check in self.pipeline._checks_of(stage)):
-            return None
-        before = self._before.get(index)
-        while before is not None and (before, stage) not in self._queued:
-            before = self._before.get(before)
-        return None if before is None else self.plan.partitions[before].key
 
     def claim_name(self, index: int, stage: str) -> str:
         """Name the work on a stage of a partition, equal in runs that would write equal parts."""
