@@ -225,26 +225,10 @@ class FragmentQueue:
 
     def _due(self, partition: int) -> list[str]:
         """The stages of the wave to compute in a partition, upstream first."""
-        state, planned = self._state, self._state.plan.partitions[partition]
-        return [
-            stage
-            for stage in self._stages
-            if not planned.stages[stage].done
-            and (partition, stage) not in state.failed
-            and len(state.parts[partition, stage]) < len(planned.fragments)
-        ]
+        return self._state.due(partition, self._stages)
 
     def _specs(self, partition: int, index: int) -> list[StageSpec]:
-        """The stages of the wave to compute for a fragment, upstream first.
-
-        Excludes stages that have a part and stages that were given up.
-        """
+        """The stages of the wave to compute for a fragment, upstream first."""
         state = self._state
-        if (partition, index) in state.damaged:
-            return []
-        return [
-            state.pipeline[stage].spec
-            for stage in self._due(partition)
-            if index not in state.parts[partition, stage]
-            and not state.pending.has(partition, stage, index)
-        ]
+        left = (s for s in self._due(partition) if state.is_left(partition, s, index))
+        return [state.pipeline[stage].spec for stage in left]

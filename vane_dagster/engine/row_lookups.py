@@ -103,14 +103,10 @@ class RowLookups:
 
     def _is_pending(self, index: int, stage: str) -> bool:
         """Whether a partition of this run will have parts that it does not have yet."""
-        state, planned = self._state, self._plan.partitions[index]
-        if planned.stages[stage].done or (index, stage) in state.failed:
+        state = self._state
+        if (index, stage) in state.pending or any(place[0] == index for place in state.damaged):
             return False
-        if (index, stage) in state.pending:  # not by this run
-            return False
-        if any(partition == index for partition, _ in state.damaged):  # it fails later
-            return False
-        return len(state.parts[index, stage]) < len(planned.fragments)
+        return bool(state.due(index, [stage]))
 
     def _groups(self, partition: int, spec: MapBatchesSpec) -> Iterator[RecordGroup]:
         planned, stage = self._plan.partitions[partition], spec.name

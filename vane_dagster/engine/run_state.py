@@ -108,18 +108,23 @@ class RunState:
                 }
 
     def fragments_left(self, stages: Sequence[str]) -> dict[int, list[int]]:
-        """The fragments with at least one stage to compute that was not given up, by partition."""
-        left = {
-            index: {
-                i
-                for stage in stages
-                if (index, stage) not in self.failed
-                for i in partition.stages[stage].missing
-                if (index, i) not in self.damaged and not self.pending.has(index, stage, i)
-            }
-            for index, partition in enumerate(self.plan.partitions)
-        }
-        return {index: sorted(fragments) for index, fragments in left.items() if fragments}
+        """The fragments with at least one stage that is left to compute, by partition."""
+        left = {}
+        for index, partition in enumerate(self.plan.partitions):
+            due, fragments = self.due(index, stages), range(len(partition.fragments))
+            left[index] = [i for i in fragments if any(self.is_left(index, s, i) for s in due)]
+        return {index: fragments for index, fragments in left.items() if fragments}
+
+    def due(self, index: int, stages: Sequence[str]) -> list[str]:
+        """The stages of a partition that lack parts and were not given up."""
+        planned, failed = self.plan.partitions[index], self.failed
+        lacking = (s for s in stages if len(self.parts[index, s]) < len(planned.fragments))
+        return [s for s in lacking if not planned.stages[s].done and (index, s) not in failed]
+
+    def is_left(self, index: int, stage: str, fragment: int) -> bool:
+        """Whether a stage that is due lacks a part of a fragment, which was not given up."""
+        given_up = (index, fragment) in self.damaged or self.pending.has(index, stage, fragment)
+        return not given_up and fragment not in self.parts[index, stage]
 
     def begin(self) -> None:
         """Report completed partitions, and commit those that lack only a manifest."""

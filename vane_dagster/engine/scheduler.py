@@ -396,17 +396,15 @@ class WaveScheduler:
         """Fail a stage in partitions with unstarted fragments; finish fragments in progress."""
         self._state.emit(Noticed(str(error)))  # there may be no such partition
         begun = {run.place for run in self._active.values() if stage in run.task_states}
-        for index, partition in enumerate(self._state.plan.partitions):
-            parts, pending = self._state.parts[index, stage], self._state.pending
-            left = (i for i in partition.stages[stage].missing if i not in parts)
-            if any((index, i) not in begun and not pending.has(index, stage, i) for i in left):
+        for index, fragments in self._state.fragments_left([stage]).items():
+            if any((index, i) not in begun for i in fragments):
                 self._state.fail(index, stage, error)
 
     def _give_up(self, stages: Sequence[str], error: VaneError) -> None:
         """Fail stages in every partition that needs them: a pool cannot start, or is refused."""
         for stage in stages:
-            for index, partition in enumerate(self._state.plan.partitions):
-                if len(self._state.parts[index, stage]) < len(partition.fragments):
+            for index in range(len(self._state.plan.partitions)):
+                if self._state.due(index, [stage]):
                     self._fail(index, stage, error)
 
     def _loss_of(self, in_flight: InFlightTask, done: CallResult) -> tuple[Loss, str]:

@@ -89,7 +89,7 @@ class Days:
             pending=set(),
             damaged={},
         )
-        state.searched = partial(RunState.searched, state)
+        state.searched, state.due = partial(RunState.searched, state), partial(RunState.due, state)
         self.state, self.lookups = state, RowLookups(state)
 
     def waiting(self) -> list[int]:
