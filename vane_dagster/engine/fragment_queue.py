@@ -57,7 +57,6 @@ class FragmentQueue:
 
     Attributes:
         lookups: Where the rows of fragments are looked up.
-        left: Upper bound of the fragments not yet handed out or found; some may be given up.
     """
 
     def __init__(
@@ -82,7 +81,6 @@ class FragmentQueue:
         self._asked_at = 0.0
         self._asking: Future[list[_Claim]] | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="vane-claim")
-        self.left = sum(map(len, self._to_claim.values()))
 
     @property
     def is_empty(self) -> bool:
@@ -118,7 +116,6 @@ class FragmentQueue:
 
     def pop(self) -> None:
         """Remove the next fragment."""
-        self.left -= 1
         self._ready.popleft()
 
     def end(self, partition: int) -> None:
@@ -144,7 +141,6 @@ class FragmentQueue:
                     self._state.add_part(partition, stage, index, part)
             planned = self._to_claim.pop(partition)
             left = [index for index in planned if self._specs(partition, index)]
-            self.left -= len(planned) - len(left)
             self._ready += ((partition, index) for index in left)
             if left:
                 self._unfinished[partition], self._names[partition] = len(left), claim.names

@@ -186,14 +186,10 @@ class WaveScheduler:
         above = run.task_states.get(spec.upstream[0])
         return above.table if above and not run.is_arranged(spec) else None
 
-    def _workers(self, stage: str) -> int:
-        return self._worker_group.worker_queue(stage, True).size
-
     def _should_run_whole(self, run: FragmentState, stage: str) -> bool:
-        rows, workers = run.rows, self._workers(stage)
         if run.is_suspect or not run.expects_new_rows(stage):
             return False
-        return self._slice_sizer.should_run_whole(stage, rows, self._fragments.left, workers)
+        return self._slice_sizer.should_run_whole(stage, run.rows)
 
     def _set_input(self, run: FragmentState, stage: str, given: Held) -> None:
         run.task_states[stage].give(given)

@@ -11,7 +11,6 @@ from vane_dagster.worker.pools import PoolSpec
 _SLICE_SECONDS = 0.5
 _DRIVER_SECONDS = 0.005
 _FIRST_UNITS = 4
-_WHOLE_SECONDS = 1.0
 _COSTLY_SECONDS = 10e-6
 
 
@@ -59,17 +58,13 @@ class SliceSizer:
             for stage in self._pools
         )
 
-    def should_run_whole(self, stage: str, rows: int, fragments_left: int, workers: int) -> bool:
-        """Whether one worker reads, computes and writes a fragment alone.
+    def should_run_whole(self, stage: str, rows: int) -> bool:
+        """Whether one worker reads, computes and writes a fragment, which takes at most a slice.
 
-        This saves two copies through shared memory, but would leave other workers idle if fragments
-        are few or slow: those are sliced.
+        This saves two copies through shared memory.
         """
-        if stage not in self._row_seconds or not self.may_run_whole(stage):
-            return False
-        seconds = self._row_seconds[stage] * rows
-        enough = fragments_left >= 2 * workers
-        return seconds <= _SLICE_SECONDS or (enough and seconds <= _WHOLE_SECONDS)
+        seconds = self._row_seconds.get(stage, math.inf) * rows
+        return seconds <= _SLICE_SECONDS and self.may_run_whole(stage)
 
     def slice_rows(
         self, spec: MapBatchesSpec, rows: int, left: int, workers: int, last: bool
@@ -78,12 +73,14 @@ class SliceSizer:
 
         A unit is a batch, or for async code a quarter of the batches in flight, rounded up, as a
         worker then computes several slices at a time. The units of the last table are of equal size
-        and as many for each worker, so that all finish together.
+        and as many for each worker, so that all finish together. If a worker is replaced after some
+        batches, a slice is one batch.
         """
-        beside, most = max(1, spec.slots // 4), spec.workers.max_batches
-        batches = spec.max_concurrency if spec.udf.is_async and most is None else 1
+        if spec.workers.max_batches is not None:
+            return min(left, spec.usual_batch_size)
+        beside, batches = max(1, spec.slots // 4), spec.max_concurrency if spec.udf.is_async else 1
         unit = spec.usual_batch_size * math.ceil(batches / beside)
-        if last and rows >= unit * workers and most is None:
+        if last and rows >= unit * workers:
             unit = math.ceil(rows / workers / math.ceil(rows / workers / unit))
         share = math.ceil(left / max(1, 2 * workers))
         known = self._row_seconds.get(spec.name)
@@ -93,6 +90,4 @@ class SliceSizer:
             seconds = max(_SLICE_SECONDS * beside / spec.slots, _DRIVER_SECONDS * workers)
             wanted = int(seconds / max(known, 1e-12))
             wanted = min(wanted, share) if last else wanted
-        if most is not None:  # of all slices that a worker has at a time
-            wanted = min(wanted, max(1, most // spec.slots) * spec.usual_batch_size)
         return min(left, unit * max(1, math.ceil(min(wanted, left) / unit)))

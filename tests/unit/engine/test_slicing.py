@@ -62,9 +62,9 @@ SIZES: dict[str, tuple[float | None, Any, int, int, bool, int]] = {
         0.001, spec(remote, batch_size=10, max_concurrency=8), MANY, 400, False, 2_000,
     ),
     "an async worker of few batches": (
-        0.001, spec(remote, batch_size=10, max_concurrency=8, max_batches=32), MANY, 4, False, 20,
+        0.001, spec(remote, batch_size=10, max_concurrency=8, max_batches=32), MANY, 4, False, 10,
     ),
-    "a worker of few batches": (0.001, spec(batch_size=10, max_batches=3), MANY, 4, False, 30),
+    "a worker of few batches": (0.001, spec(batch_size=10, max_batches=3), MANY, 4, False, 10),
 }  # fmt: skip
 
 
@@ -108,10 +108,6 @@ def test_a_measurement_replaces_no_estimate_but_a_warm_worker_supplies_the_first
     assert made.slice_rows(spec(batch_size=1), 10_000, 10_000, 4, last=False) == 50
 
 
-@pytest.mark.parametrize(
-    ("seconds", "left", "is_whole"),
-    [(0.49, 0, True), (0.51, 7, False), (0.51, 8, True), (0.99, 8, True), (1.01, 8, False)],
-)
-def test_short_fragments_run_whole_and_longer_ones_if_there_are_enough(seconds, left, is_whole):
-    made = sizer(seconds / 100)
-    assert made.should_run_whole("model", 100, left, workers=4) == is_whole
+@pytest.mark.parametrize(("seconds", "is_whole"), [(None, False), (0.004, True), (0.006, False)])
+def test_a_fragment_that_takes_at_most_a_slice_runs_whole(seconds, is_whole):
+    assert sizer(seconds).should_run_whole("model", 100) == is_whole
