@@ -39,13 +39,12 @@ class Clock:
 
 def counts(clock: Clock, events: list) -> tuple[WaveProgress, dict]:
     """Counts of a stage over two partitions of one fragment of 100 source rows."""
-    plan = SimpleNamespace(missing=(0,))
-    partition = SimpleNamespace(fragments=[SimpleNamespace(rows=100)], stages={"a": plan})
+    partition = SimpleNamespace(fragments=[SimpleNamespace(rows=100)])
     stats = {(0, "a"): StageStats(), (1, "a"): StageStats()}
     state = SimpleNamespace(
         pipeline={"a": SimpleNamespace(spec=SimpleNamespace(upstream=("source",)))},
         plan=SimpleNamespace(partitions=[partition, partition]),
-        failed={},
+        fragments_left=lambda stages: {0: [0], 1: [0]},
         parts={},
         stats=stats,
         emit=events.append,

@@ -175,11 +175,9 @@ class WaveProgress:
 
 def _source_rows(state: RunState, stage: str) -> dict[tuple[int, int], int]:
     """The source rows of the fragments that a stage must compute, by partition and fragment."""
+    left, partitions = state.fragments_left([stage]), state.plan.partitions
     return {
-        (index, i): partition.fragments[i].rows
-        for index, partition in enumerate(state.plan.partitions)
-        if (index, stage) not in state.failed
-        for i in partition.stages[stage].missing
+        (p, i): partitions[p].fragments[i].rows for p, fragments in left.items() for i in fragments
     }
 
 

@@ -95,9 +95,8 @@ def _compute(
 ) -> None:
     plan, capacity = state.plan, checked.capacity
     for stage, error in state.pending.refresh(needed).items():
-        for index, partition in enumerate(plan.partitions):
-            if partition.stages[stage].missing:
-                state.fail(index, stage, error)
+        for index in state.fragments_left([stage]):
+            state.fail(index, stage, error)
     terms = LeaseTerms(cancelled, priority, Waits(state.emit))
     upstream = {s: stages_read(plan.pipeline, plan.pipeline[s].spec) for s in needed}
     servers = largest(checked.servers.values())

@@ -74,9 +74,8 @@ class _RowCounter:
 
     def count(self) -> CountedRows:
         """Count the rows of all fragments to compute."""
-        for index, partition in enumerate(self._plan.partitions):
-            due = [i for plan in partition.stages.values() for i in plan.missing]
-            for fragment in sorted(set(due)):
+        for index, fragments in self._state.fragments_left(self._plan.selected).items():
+            for fragment in fragments:
                 self._count(index, fragment)
         repeated: Counter[str] = Counter()
         for place, keys in self._keys.items():

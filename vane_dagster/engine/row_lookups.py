@@ -67,8 +67,8 @@ class RowLookups:
 
     def finds(self, stage: str) -> bool:
         """Whether the first partition to compute has rows to look up, so that all may be copies."""
-        due = (i for i, each in enumerate(self._plan.partitions) if each.stages[stage].missing)
-        ready = (i for i in due if not self.must_wait(i, [stage]))  # else it lacks what they find
+        left = self._state.fragments_left([stage])
+        ready = (i for i in left if not self.must_wait(i, [stage]))  # else it lacks what they find
         known = next((self.resolve(partition, stage) for partition in ready), None)
         return known is not None and bool(known.groups)
 
