@@ -107,19 +107,16 @@ class WaveProgress:
         if run.place in self._source_rows[stage]:
             self._input_rows[stage][run.place] = rows
 
-    def add(self, run: FragmentState, stage: str, kind: TaskKind, report: WorkReport) -> bool:
+    def add(self, run: FragmentState, stage: str, kind: TaskKind, report: WorkReport) -> None:
         """Add the rows of a completed task."""
         stats, tally = self._state.stats[run.partition, stage], report.tally
         if (part := report.part) is not None:  # with copied failures, and those of equal rows
             stats.faults += part.quarantined + part.nulled - run.task_states[stage].tally.faults
-        if kind == "gather" and not run.task_states[stage].pieces:
-            return True  # nothing had to be computed
         if kind not in ("whole", "slice"):
-            return False
+            return
         stats.rows_in += tally.rows_in - tally.unread
         stats.rows_out += report.rows_out
         stats.faults += tally.faults if kind == "slice" else 0
-        return True
 
     def add_part(self, run: FragmentState, written: StageTaskState, part: PartInfo) -> None:
         """Record that a fragment's part was written.

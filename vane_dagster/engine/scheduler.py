@@ -91,6 +91,7 @@ class WaveScheduler:
             self._pool_clocks[pool.identity] = PoolClock(spent)
         self._measured_at = clock()
         self._is_full = False
+        self._ended = 0
         self._counts = WaveProgress(state, stages, clock, self._pool_clocks)
         self._fragments = FragmentQueue(
             state, stages, self._counts, Waits(state.emit, clock), clock
@@ -161,9 +162,9 @@ class WaveScheduler:
                 self._queue(run, stage, "load")
 
     def _is_learning(self) -> bool:
-        """Whether admission waits until fragments in progress show the speed of their stages."""
+        """Whether admission waits until the first fragments show the speed of their stages."""
         is_learning = self._slice_sizer.is_learning
-        if len(self._active) < _FRAGMENTS_TO_LEARN or not is_learning(self._stages):
+        if self._ended or len(self._active) < _FRAGMENTS_TO_LEARN or not is_learning(self._stages):
             return False
         return is_learning({stage for run in self._active.values() for stage in run.task_states})
 
@@ -288,10 +289,9 @@ class WaveScheduler:
         if calls:
             self._lost_calls.answered(task.stage)
         self._budget.record_table(run, report.bytes_out)
-        is_measured = self._counts.add(run, task.stage, task.kind, report)
-        if is_measured and (task.kind != "gather" or self._slice_sizer.is_learning([task.stage])):
-            computed = 0 if task.kind == "gather" else report.tally.rows_in  # else copies alone
-            self._slice_sizer.learn(task.stage, report.seconds, computed)
+        self._counts.add(run, task.stage, task.kind, report)
+        if calls:
+            self._slice_sizer.learn(task.stage, report.seconds, report.tally.rows_in)
         if report.faults:
             failed = "; ".join(fault_lines(report.faults))
             self._state.emit(Noticed(f"{in_flight.work.location}: some rows failed: {failed}"))
@@ -354,6 +354,7 @@ class WaveScheduler:
         if run.finished and run.place in self._active:
             self._budget.release(run)
             self._fragments.end(run.partition)
+            self._ended += 1
 
     # Failures
 

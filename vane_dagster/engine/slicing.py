@@ -20,11 +20,9 @@ class SliceSizer:
     def __init__(self, pools: Mapping[str, PoolSpec]) -> None:
         self._pools = pools
         self._row_seconds: dict[str, float] = {}
-        self._seen: set[str] = set()
 
     def learn(self, stage: str, seconds: float, rows: int) -> None:
         """Update the estimate with a call; the last call has a weight of one half."""
-        self._seen.add(stage)
         if rows:
             measured = seconds / rows
             self._row_seconds[stage] = (self._row_seconds.get(stage, measured) + measured) / 2
@@ -48,15 +46,9 @@ class SliceSizer:
         return not pool.bundle.get("GPU") and pool.slots == 1 and not pool.lifecycle.max_batches
 
     def is_learning(self, stages: Collection[str]) -> bool:
-        """Whether one of the stages may run whole fragments and its speed is still unknown.
-
-        A stage for which a fragment came back without rows does not count: it may have no rows.
-        """
-        known = self._seen | self._row_seconds.keys()
-        return any(
-            stage in stages and stage not in known and self.may_run_whole(stage)
-            for stage in self._pools
-        )
+        """Whether one of the stages may run whole fragments and its speed is still unknown."""
+        unknown = self._pools.keys() & {*stages} - self._row_seconds.keys()
+        return any(map(self.may_run_whole, unknown))
 
     def should_run_whole(self, stage: str, rows: int) -> bool:
         """Whether one worker reads, computes and writes a fragment, which takes at most a slice.
