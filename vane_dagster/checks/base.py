@@ -55,8 +55,8 @@ class Check(abc.ABC):
 
     If not, it is evaluated in every run of the partition.
     """
-    is_alone: ClassVar[bool] = False
-    """Whether it is evaluated only when it is executed alone, with recomputed rows."""
+    _is_alone: ClassVar[bool] = False
+    """Whether it is evaluated only when it is executed without the stage, as `Reproducible`."""
     fix: ClassVar[str] = ""
     """What to do about a failure, for a finding of a default check."""
     _bounds: ClassVar[Mapping[str, float]] = {}
@@ -67,7 +67,7 @@ class Check(abc.ABC):
             self._set(name=_words(type(self).__name__))
         text(self._location, "name", self.name, "letters, digits and '_'", _NAME)
         flag(self._location, "blocking", self.blocking)
-        if self.blocking and self.is_alone:
+        if self.blocking and self._is_alone:
             raise DefinitionError(
                 f"{self._location}: blocking=True, but it is evaluated after the commit and "
                 "withholds nothing; leave it out"

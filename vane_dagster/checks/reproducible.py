@@ -42,7 +42,7 @@ class Reproducible(Check):
     tolerance: float = 1e-5
     columns: Sequence[str] | None = field(default=None, kw_only=True)
 
-    is_alone: ClassVar[bool] = True
+    _is_alone: ClassVar[bool] = True
     _bounds: ClassVar[Mapping[str, float]] = {"tolerance": ANY}
 
     def __post_init__(self) -> None:

@@ -50,7 +50,8 @@ class ColumnDiff:
             version, or one of the two together.
         labels: Of a column with at most 20 values: how often each pair of different values (first
             version, second version) occurs, the most frequent first.
-        examples: Rows that differ: those of numbers and vectors that differ most, else the first.
+        examples: Some rows that differ: of numbers and vectors the largest differences, of other
+            values the first.
     """
 
     column: str
@@ -346,7 +347,7 @@ class _Column:
         return differs
 
     def _add_up(self, *values: Floats) -> None:
-        """Add up finite values, the last of which are distances."""
+        """Add finite values to the sums; the last ones are the distances between the others."""
         for total, each in zip(self.sums[-len(values) :], values):
             finite = each[np.isfinite(each)]
             total += finite.sum(), len(finite)

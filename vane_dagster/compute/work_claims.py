@@ -43,7 +43,7 @@ class ClaimAnswer:
     """The answer to a claim on a group of names.
 
     Attributes:
-        held_by: The run that holds a name of the group; empty if the claim was granted.
+        held_by: The run that has claimed a name of the group; empty if the claim was granted.
         is_changed: Whether another run released a name after the holder listed the store, so that
             there may be new parts.
     """

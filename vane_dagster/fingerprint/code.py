@@ -37,8 +37,8 @@ Top-level statements, in the UDF's file and those that it imports:
     - A subclass is such a statement if creating it may run the user's code: a base, or what it
       names, has ``__init_subclass__`` or a similar hook, a metaclass other than ``ABCMeta``, or
       ``Enum`` as a base; every subclass is one if an imported file uses ``__subclasses__``.
-    - A function of the user's that is called there counts with all that it names, also if it only
-      declares stages. `effects` and `acts` list the calls and libraries that change nothing.
+    - A function of the user's that is called there counts with all that it names, unless it only
+      declares pipelines and returns them. `effects` and `acts` list what changes nothing.
 
 Values (`values`, `objects`, `files`):
     - Workers get the functions of a script with its module-level values. Such a value, also a
@@ -77,7 +77,7 @@ Limits. These changes are not detected:
       ``A[key]`` of the user's objects at the top level; ``__set_name__``; ``__init__`` of an enum;
       what a library keeps of an assigned call (``old = np.seterr(..)``) or of a base class; an
       object of the user's as a base; calls in type hints; a condition around an import in the body
-      of a class; bodies that Dagster runs, such as that of ``@dg.definitions``.
+      of a class; functions that Dagster calls, such as those under ``@dg.definitions``.
     - A name that is read before its file binds it (circular imports, ``except NameError``); a name
       that is both imported and defined, or both a function and a submodule; mangled names (``__X``
       in a class); whether two arguments are the same object; whether a file has

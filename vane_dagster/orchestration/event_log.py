@@ -165,7 +165,9 @@ class Provenance:
         """
         pointer, version, kind = self._log.newest(key)
         versions: Mapping[str | None, str] = {}
-        if version is None and key not in self._deps:  # the manifests name those of this step
+        if (
+            version is None and key not in self._deps
+        ):  # manifests name versions of this step's assets
             versions = self._log.versions(key, kind, self._partitions)
         self._inputs[key] = pointer, versions, version or _UNKNOWN
 

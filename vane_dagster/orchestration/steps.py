@@ -140,8 +140,8 @@ def _check_source(context: dg.AssetExecutionContext, pipeline: Pipeline) -> None
         raise dg.Failure(
             f"pipeline {pipeline.name!r} has partitions ({own}) unlike its source, asset "
             f"{key.to_user_string()!r} ({other}). Pass vd.stored({key.to_user_string()!r}, "
-            "partitions_def=...) with those of the asset, so that a partition reads all that "
-            "overlap with it",
+            "partitions_def=...) with the partitions of the asset; a partition then reads those "
+            "that overlap with it in time",
             allow_retries=False,
         )
 

@@ -353,11 +353,11 @@ class Pipeline(Rows):
 
     def _checks_of(self, stage: str) -> tuple[Check, ...]:
         """Return the checks of a stage that are evaluated when a partition is committed."""
-        return tuple(check for check in self._checks[stage] if not check.is_alone)
+        return tuple(check for check in self._checks[stage] if not check._is_alone)
 
     def _reproducible(self, stage: str) -> tuple[Check, ...]:
         """Return the checks of a stage that recompute rows, each time they are executed."""
-        return tuple(check for check in self._checks[stage] if check.is_alone)
+        return tuple(check for check in self._checks[stage] if check._is_alone)
 
     @adds_stage
     def join(
@@ -516,7 +516,7 @@ def _stage_checks(pipeline: Pipeline, spec: StageSpec, location: str) -> tuple[C
             f"{location}: max_error_rate={rate} sets the limit of the check 'error_rate', which "
             "checks= replaces or turns off. Leave one of them out, or give the check another name="
         )
-    if spec.publishes and (late := [check for check in checks if check.is_alone]):
+    if spec.publishes and (late := [check for check in checks if check._is_alone]):
         raise DefinitionError(
             f"{location}: check {late[0].name!r} computes rows again, but a write stage computes "
             "none; add the check to the stage that is published"

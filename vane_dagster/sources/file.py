@@ -93,7 +93,7 @@ class File:
         file = self._file
         opened: IO[Any]
         if file.is_local:
-            opened = open(file.path, "rb")  # noqa: SIM115 caller closes
+            opened = open(file.path, "rb")  # noqa: SIM115  # the caller closes it
         else:
             opened = with_retries(functools.partial(file.fs.open, file.path, "rb"))
         return opened if mode == "rb" else io.TextIOWrapper(opened, encoding or "utf-8")

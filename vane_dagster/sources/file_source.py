@@ -272,7 +272,7 @@ class _Listing:
 
     def __init__(self, fs: fsspec.AbstractFileSystem, patterns: Collection[_Pattern]) -> None:
         literals = [pattern.literal for pattern in patterns]
-        common = os.path.commonprefix(literals)  # noqa: RUF071 names may be cut
+        common = os.path.commonprefix(literals)  # noqa: RUF071  # names may be cut
         folder, _, beginning = common.rpartition("/")
         fs.invalidate_cache()
         self._files = files_below(fs, folder or "/", beginning)

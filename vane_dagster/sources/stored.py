@@ -48,7 +48,7 @@ class StoredSource(ParquetFiles, InStore):
     read_by: Any = field(default=None, repr=False, compare=False)
 
     def of_pipeline(self, name: str, partitions_def: dg.PartitionsDefinition[Any] | None) -> Source:
-        """Return the source with the mapping of its partitions to those of the pipeline."""
+        """Return the source with the mapping from the pipeline's partitions to the asset's."""
         import dagster as dg
 
         own, other, mapping = partitions_def, self.partitions_def, self.partition_mapping

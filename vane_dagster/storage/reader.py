@@ -106,7 +106,7 @@ def find_run(store: Store, path: Sequence[str], run: str) -> dict[str | None, Ma
         run: The beginning of the run's id.
 
     Raises:
-        StoreError: If there is no such run, or several.
+        StoreError: If no run, or more than one, has such an id.
     """
     place = ("/".join(path[:-1]), path[-1])
     history = store.history(*place)

@@ -19,7 +19,7 @@ from vane_dagster.sources import FileSpan, FragmentRule
 
 def test_a_version_is_no_time():
     with pytest.raises(DefinitionError, match="version is a datetime; expected the number of a"):
-        vd.lance("table", version=datetime.datetime(2026, 1, 1))  # type: ignore[arg-type]
+        vd.lance("table", version=datetime.datetime(2026, 1, 1))  # type: ignore[arg-type]  # the error is tested
 
 
 def test_rows_are_cut_evenly_and_read_by_number(tmp_path):
