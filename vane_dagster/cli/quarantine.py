@@ -97,8 +97,7 @@ def _retry(stage: Any, keys: list[str] | None, store: Any, given: Definitions) -
     keys = [key for key in failed if key is not None] or None
     wanted: dict[str, Any] = {"select": f"{stage.name}+", "store": store}
     plan = stage.pipeline.plan(keys, **wanted)
-    due = [each.stage for each in plan.stages if each.up_to_date < each.partitions]
-    for name in (*due, *plan.unknown):
+    for name in [each.stage for each in plan.stages if each.up_to_date < each.partitions]:
         other = "/".join(stage.pipeline[name].key.path)
         raise click.ClickException(
             f"{other}: the stage is not up to date, so a retry would compute more than failed rows "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -21,7 +22,7 @@ from vane_dagster.planning.preview_plan import EVERY, MOST, previews, with_rows
 from vane_dagster.sources.base import Connect
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.quarantine import first_faults
-from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, read_pin
+from vane_dagster.storage.schema_pins import SchemaPin, keep_pin, latest_pin, read_pin
 from vane_dagster.storage.store import Store
 from vane_dagster.types.schema import merged_types, read_schema
 
@@ -253,12 +254,26 @@ def pinned(pipeline: Pipeline, stage: str, store: Store) -> Pipeline:
     return pipeline
 
 
-def with_pins(pipeline: Pipeline, stages: Iterable[str], store: Store) -> Pipeline:
-    """Return the pipeline with the pinned schemas of stages and of those upstream of them."""
+def with_pins(
+    pipeline: Pipeline,
+    stages: Collection[str],
+    store: Store,
+    assume: Callable[[str], None] | None = None,
+) -> Pipeline:
+    """Return the pipeline with the pinned schemas of stages and of those upstream of them.
+
+    With `assume`, those of `stages` without a pin have the schema that their former code has pinned
+    last, and `assume` is called with their names.
+    """
     above = set[str]().union(*(with_upstream(pipeline, stage) for stage in stages))
     for each in list(pipeline):
         if each.name in above and each.spec.is_inferred:
             pipeline = _with_pin(pipeline, each.name, store)
+            is_open = each.name in stages and pipeline[each.name].spec.is_inferred
+            if assume and is_open and (last := latest_pin(store, pipeline.name, each.name)):
+                with contextlib.suppress(VaneError):  # it does not fit
+                    pipeline = pipeline._with_schema(each.name, last.schema)
+                    assume(each.name)
     return pipeline
 
 

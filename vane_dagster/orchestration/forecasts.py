@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _RUN = "plan"
 """An id that no run has."""
+_NO_SAMPLE = "a sample could not be computed: {}"
+_ASSUMED = "stage {!r}: the run infers its schema again; the plan assumes that it stays the same"
 
 
 def make_forecast(
@@ -48,36 +50,35 @@ def make_forecast(
     keys = partition_keys(pipeline, partitions, location)
     opened = open_store(store, location)
     with errors_masked():
-        resolved = with_pins(pipeline, selected, opened)
-        unknown: dict[str, str] = {}
-        for inferred in [s.name for s in resolved if s.name in selected and s.spec.is_inferred]:
-            reason = (
-                f"the next run infers the schema of {inferred!r}; declare it to plan the stage "
-                "and those downstream"
-            )
-            for stage in [s for s in selected if inferred in with_upstream(resolved, s)]:
-                unknown[stage] = reason
-                selected.discard(stage)
-        if not selected:
-            return Forecast(pipeline.name, [], {}, unknown=unknown)
-        asked = (resolved, selected, keys, opened, force, _RUN, retry_quarantined)
+        inferred, assumed = with_pins(pipeline, selected, opened), list[str]()
+        expected = with_pins(pipeline, selected, opened, assumed.append)
+        asked = (selected, keys, opened, force, _RUN, retry_quarantined)
+        plan = plan_run(expected, *asked, keep=False)
+        if assumed and plan.failed:  # perhaps because what was assumed does not fit
+            assumed, plan = [], plan_run(inferred, *asked, keep=False)
         price = None if compute is None else compute.gpu_hour_price
-        plan = plan_run(*asked, keep=False)
         counted = NOT_COUNTED
         if rows:
             from vane_dagster.engine.row_counts import count_rows  # imports what workers do
 
             counted = count_rows(plan, opened, _RUN, partition_order(pipeline).before)
         failed: list[str] = []
-        given = (plan, opened, compute, sample or 0, failed)
+        given = (inferred, plan, opened, compute, sample or 0, failed)
         measure = functools.partial(_sampled, *given) if sample else None
         forecasted = forecast(plan, opened, price, counted, measure)
         in_the_way = [*forecasted.holdups, *failed, *_holdups(plan, forecasted, opened, compute)]
-        return replace(forecasted, unknown=unknown, holdups=[*dict.fromkeys(in_the_way)])
+        warnings = [*forecasted.warnings, *(_ASSUMED.format(stage) for stage in assumed)]
+        return replace(forecasted, warnings=warnings, holdups=[*dict.fromkeys(in_the_way)])
 
 
 def _sampled(
-    plan: RunPlan, store: Store, compute: Any, rows: int, failed: list[str], stages: Sequence[str]
+    pipeline: Pipeline,
+    plan: RunPlan,
+    store: Store,
+    compute: Any,
+    rows: int,
+    failed: list[str],
+    stages: Sequence[str],
 ) -> dict[str, Sample]:
     """Measure stages by the first rows of their input.
 
@@ -88,20 +89,26 @@ def _sampled(
 
     parts = defaultdict[str, list[PartInfo]](list)
     keys = [each.key for each in plan.partitions if any(each.stages[s].missing for s in stages)]
-    given = (plan.pipeline, plan.selected, keys, store, compute)
+    given = (pipeline, plan.selected, keys, store, compute)
     with previewing(*given, show=lambda event: None) as (inference, loads):
+        try:
+            pipeline = inference.resolve(pipeline)
+        except VaneError as error:
+            failed.append(_NO_SAMPLE.format(error))
+        inferred = {each.name for each in pipeline if each.spec.is_inferred}
         for stage in reversed(stages):
-            if stage in parts or plan.pipeline[stage].spec.publishes:
+            has_schema = inferred.isdisjoint(with_upstream(pipeline, stage))
+            if stage in parts or pipeline[stage].spec.publishes or not has_schema:
                 continue
             try:
-                first = inference.first_rows(plan.pipeline, stage, 1, most=1)
-                made = first and inference.first_rows(plan.pipeline, stage, rows, most=1)
+                first = inference.first_rows(pipeline, stage, 1, most=1)
+                made = first and inference.first_rows(pipeline, stage, rows, most=1)
                 if made is None:  # no row reaches the stage
                     continue
                 for name in made.plan.needed():
                     parts[name] += [part.info for part in made.parts[name] if part.info.rows_in]
             except VaneError as error:
-                failed.append(f"a sample could not be computed: {error}")
+                failed.append(_NO_SAMPLE.format(error))
         return {
             stage: Sample(each, _others(inference.computed[stage], each), loads.get(stage))
             for stage, each in parts.items()

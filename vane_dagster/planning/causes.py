@@ -32,7 +32,7 @@ def causes(
     files: Sequence[FileRecord],
     upstream: Mapping[str, str],
     undone: Sequence[str],
-    schema: pa.Schema,
+    schema: Iterable[pa.Field],
 ) -> Causes:
     """Return why a stage's partition differs from its manifest in force.
 
@@ -43,7 +43,7 @@ def causes(
         files: The source files.
         upstream: The plan's digest of each upstream stage.
         undone: The names of its adoptions that were undone.
-        schema: The columns of its rows.
+        schema: The columns of its rows, as far as they are known.
     """
     if former is None:
         return Counter({"not computed before": 1})
@@ -87,7 +87,7 @@ def _by_name(components: Iterable[Component]) -> Mapping[str, Sequence[str]]:
     return digests
 
 
-def _changed_types(before: pa.Schema, now: pa.Schema) -> list[str]:
+def _changed_types(before: pa.Schema, now: Iterable[pa.Field]) -> list[str]:
     then, today = ({f.name: type_name(f.type) for f in each} for each in (before, now))
     changed = [name for name, kind in then.items() if today.get(name, kind) != kind]
     return [f"column {n!r} changed from {then[n]} to {today[n]}" for n in changed]

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Union
 
 import numpy as np
@@ -154,8 +154,6 @@ class Forecast(Printed):
         stages: The selected stages, upstream first.
         unplanned: The partitions that cannot be planned, with the error; the key is None for an
             unpartitioned pipeline.
-        unknown: The stages whose schema the first run infers, and those downstream, with the
-            reason.
         holdups: What would stop the run or hold it up, each in a sentence: failed blocking checks,
             budgets, pools that do not fit, servers that have to start.
         warnings: What the run would warn of at its beginning.
@@ -166,13 +164,12 @@ class Forecast(Printed):
     unplanned: Mapping[str | None, str]
     holdups: Sequence[str] = ()
     warnings: Sequence[str] = ()
-    unknown: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_up_to_date(self) -> bool:
         """Whether a run would compute nothing."""
         done = (0 < stage.up_to_date == stage.partitions for stage in self.stages)
-        return not (self.unplanned or self.unknown) and all(done)
+        return not self.unplanned and all(done)
 
     @property
     def seconds(self) -> Interval | None:
@@ -202,8 +199,7 @@ class Forecast(Printed):
         errors = EqualErrors()
         for key, why in self.unplanned.items():
             errors.add(key, why)
-        unplanned = [*errors.texts(), *(f"stage {s!r}: {why}" for s, why in self.unknown.items())]
-        if unplanned:
+        if unplanned := errors.texts():
             shown = [f"not planned: {text}" for text in unplanned]
             lines.append("  " + listed(shown, _MAX_UNPLANNED, "\n  "))
         if (in_all := [*self._in_all()]) and sum(bool(each.fragments) for each in self.stages) > 1:

@@ -19,7 +19,7 @@ from vane_dagster.fingerprint.hashing import digest
 from vane_dagster.fingerprint.modules import files_read_once
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
-from vane_dagster.pipeline.stage_kind import SOURCE
+from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.branch_targets import with_branch_targets
 from vane_dagster.planning.causes import ALWAYS, FORCED, LOST, RETRIED, UNPUBLISHED, Causes, causes
 from vane_dagster.planning.definition import (
@@ -143,6 +143,8 @@ class _Planner:
         self.source_rules = [rule for rule in rules if rule]
         read = [u for s in selected for u in stages_read(pipeline, pipeline[s].spec)]
         self.inputs = [u for u in dict.fromkeys(read) if u not in selected]
+        inferred = {s for s in selected if pipeline[s].spec.is_inferred}  # in a forecast
+        self.with_schema = [s for s in selected if inferred.isdisjoint(with_upstream(pipeline, s))]
         self.between = {s: stages_between(pipeline, pipeline[s].spec) for s in selected}
         self.heads = [s for s in selected if SOURCE in pipeline[s].spec.upstream]
         self.latest: dict[str, dict[str | None, ManifestName]] = {}
@@ -331,7 +333,7 @@ class _Planner:
                 f"{self.location}: the files of {whose} hold no rows. If that is expected, declare "
                 "the source with allow_empty=True"
             )
-        schemas = self.pipeline._resolve_schemas(self.selected, known)
+        schemas = self.pipeline._resolve_schemas(self.with_schema, known)
         schemas |= self._published_schemas(key, stages, schemas)
         keys = {SOURCE: tuple(fragment.identity for fragment in fragments)}
         keys |= {s: tuple(part.key for part in m.parts) for s, m in inputs.items()}
@@ -343,7 +345,7 @@ class _Planner:
             above = self.pipeline[stage].spec.upstream
             upstream = [keys[u] for u in above]
             in_force, condemned = self._in_force(key, stage), self._condemned(stage)
-            rows = self._row_definitions(stage, schemas[above[0]])
+            rows = self._row_definitions(stage, schemas.get(above[0]))
             names, generations = self.names[stage], plan.generations
             if self._forced_by(stage):  # not written under the name of another definition
                 names = names[:1]
@@ -376,7 +378,7 @@ class _Planner:
             why = Counter[str]()
             if not done:
                 read = {u: versions[u] for u in self.pipeline[stage].spec.upstream if u != SOURCE}
-                why = self._causes(stage, plan, in_force, files, read, schemas[stage])
+                why = self._causes(stage, plan, in_force, files, read, schemas.get(stage, ()))
             expanded[stage] = replace(
                 plan,
                 causes=why,
@@ -398,7 +400,7 @@ class _Planner:
         in_force: Manifest | None,
         files: Sequence[FileRecord],
         read: Mapping[str, str],
-        schema: pa.Schema,
+        schema: Iterable[pa.Field],
     ) -> Causes:
         """Return why a stage is not up to date in a partition."""
         now: Sequence[Component] = self.components[stage]
@@ -435,10 +437,10 @@ class _Planner:
                         f"{upstream!r} and is not selected. Select it too"
                     )
 
-    def _rows_of(self, stage: str, given: pa.Schema) -> dict[str, Any]:
+    def _rows_of(self, stage: str, given: pa.Schema | None) -> dict[str, Any]:
         """Return what determines a stage's output for a row; empty if its rows have no keys."""
         spec = self.pipeline[stage].spec
-        if not isinstance(spec, MapBatchesSpec):
+        if not isinstance(spec, MapBatchesSpec) or given is None:
             return {}
         made = functools.partial(row_definition, self.pipeline, spec, given)
         if not (own := made(self.components[stage])):
@@ -455,7 +457,7 @@ class _Planner:
         """Return the schemas in which `write` stages store rows, verified against their targets."""
         stored = dict[str, pa.Schema]()
         for stage, plan in stages.items():
-            if publisher := self.pipeline[stage].spec.publisher(key):
+            if stage in schemas and (publisher := self.pipeline[stage].spec.publisher(key)):
                 location = f"stage '{self.pipeline.name}/{stage}'"
                 stored[stage] = publisher.stored(schemas[stage], location)
                 if plan.done is None and (stage, stored[stage]) not in self._fitting:

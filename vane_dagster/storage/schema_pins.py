@@ -45,6 +45,14 @@ def read_pin(store: Store, pipeline: str, stage: str, definition: str) -> Schema
     return store.read_record((pipeline, stage, SCHEMAS), f"{definition}.json", _CODEC.load, fix)
 
 
+def latest_pin(store: Store, pipeline: str, stage: str) -> SchemaPin | None:
+    """Return the schema of a stage that was pinned last, by any definition; None if none was."""
+    folders = [layer.root.child(pipeline, stage, SCHEMAS) for layer in store.layers]
+    definitions = {name.removesuffix(".json") for folder in folders for name in folder.names()}
+    pins = [read_pin(store, pipeline, stage, each) for each in definitions]
+    return max(filter(None, pins), key=lambda pin: pin.pinned_at, default=None)
+
+
 def keep_pin(store: Store, pipeline: str, stage: str, definition: str, pin: SchemaPin) -> SchemaPin:
     """Pin a schema, unless another run has pinned one meanwhile."""
     folder, name = store.root.child(pipeline, stage, SCHEMAS), f"{definition}.json"

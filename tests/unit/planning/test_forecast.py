@@ -16,10 +16,13 @@ import vane_dagster as vd
 from support.data import partitioned, write_source
 from support.in_process import InProcessCompute, compute
 from support.prompts import Reversed
+from vane_dagster.engine.inference import with_pins
 from vane_dagster.errors import BudgetError, DefinitionError
 from vane_dagster.planning import forecast
+from vane_dagster.planning.definition import inference_definition
 from vane_dagster.planning.forecast import NOT_COUNTED, Forecast, StageForecast, check_limits
 from vane_dagster.storage.filesystem import StoragePath
+from vane_dagster.storage.schema_pins import SchemaPin, keep_pin
 from vane_dagster.storage.store import Store
 
 
@@ -124,7 +127,6 @@ def test_a_forecast_is_text_and_plain_values():
         {"2026-01-01": "no files", "2026-01-02": "partition '2026-01-02': ?"},
         held,
         ["'x' is a text"],
-        {"c": "the first run infers it"},
     )
     found = Forecast("docs", *given)
     assert str(found).splitlines() == [
@@ -137,7 +139,6 @@ def test_a_forecast_is_text_and_plain_values():
         "       cost: 1 min 0 s to 1 min 30 s",
         "  not planned: partition '2026-01-01': no files",
         "  not planned: partition '2026-01-02': ?",
-        "  not planned: stage 'c': the first run infers it",
         "  total: 1 min 0 s to 3 min 0 s elapsed",
         "  may stop or delay it: vllm 'm' must start first",
         "  warning: 'x' is a text",
@@ -430,21 +431,48 @@ def test_warnings_of_several_partitions_are_one_and_the_types_are_the_kept_ones(
     assert (kept.names, kept.field("price").type) == (["id", "price"], pa.int64())
 
 
-def test_stages_below_a_schema_that_no_run_has_inferred_are_not_planned(stored):
-    stored.write("", 1, 2)
+def inferring(stored: Stored, number: int, *read: str, some: str = "x > 0") -> vd.Pipeline:
     docs = stored.docs()
-    model = docs.project("some", ["id", "x"]).map_batches(
-        "model", Add, schema="infer", fn_constructor_kwargs={"number": 1}
+    model = docs.project("some", ["id", "x"], where=some).map_batches(
+        "model", Add, columns=["x"], schema="infer", fn_constructor_kwargs={"number": number}
     )
-    model.project("last", ["id"])
-    found = stored.plan(docs)
-    assert [*brief(found)] == ["some"]
-    reason = (
-        "the next run infers the schema of 'model'; declare it to plan the stage and those "
-        "downstream"
-    )
-    assert found.unknown == {"model": reason, "last": reason}
+    model.project("last", ["id", *read])
+    return docs
+
+
+def test_a_schema_that_no_run_has_inferred_is_not_needed_for_a_plan(stored):
+    stored.write("", 1, 2)
+    found = stored.plan(inferring(stored, 1, "y"), rows=True)
+    assert brief(found) == {
+        "some": (0, 1, 2, "exact"),
+        "model": (0, 1, 2, "exact"),
+        "last": (0, 1, 2, "at_most"),
+    }
+    assert {*found.stages[2].due[None]} == {"not computed before"}
+    assert list(found.warnings) == []
     assert not found.is_up_to_date
+
+
+def test_a_plan_of_other_code_assumes_the_schema_that_was_inferred_last(stored):
+    stored.write("", 1, 2)
+    docs, pin = inferring(stored, 1, "y"), SchemaPin(pa.schema([("y", "int64")]), 2, "run", 1.0)
+    keep_pin(stored.store, "docs", "model", inference_definition(docs, "model"), pin)
+    compute(with_pins(docs, ["last"], stored.store), stored.store)
+    assert stored.plan(docs).is_up_to_date
+
+    found = stored.plan(inferring(stored, 1, "y", some="x > 1"), rows=True)
+    assert brief(found)["model"] == (0, 1, 0, "exact")  # the only row left equals a stored one
+    assert found.stages[1].copied == 1
+    (warning,) = found.warnings
+    assert warning == (
+        "stage 'model': the run infers its schema again; the plan assumes that it stays the same"
+    )
+    # A schema that does not fit what reads it is not assumed.
+    found = stored.plan(inferring(stored, 2, "z"))
+    assert {stage.stage: stage.up_to_date for stage in found.stages} == {
+        "some": 1, "model": 0, "last": 0,
+    }  # fmt: skip
+    assert list(found.warnings) == []
 
 
 def test_a_plan_says_why_a_changed_row_costs_its_fragment(stored):
