@@ -17,7 +17,15 @@ ROOT = PACKAGE.parent
 FOLDERS = ("docs", "examples", "benchmarks")
 PAGES = sorted([*ROOT.glob("*.md"), *(p for name in FOLDERS for p in (ROOT / name).rglob("*.md"))])
 LIVING = [page for page in PAGES if page.name != "CHANGELOG.md"]
-READERS_OWN = {"reviews.py", "definitions.py", "defs.yaml", "defs/", "dist/", "benchmarks/results/"}
+READERS_OWN = {
+    "lengths.py",
+    "reviews.py",
+    "definitions.py",
+    "defs.yaml",
+    "defs/",
+    "dist/",
+    "benchmarks/results/",
+}
 """Paths of the reader's own files, and of files that a benchmark writes."""
 
 

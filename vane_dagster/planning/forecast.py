@@ -125,7 +125,7 @@ class StageForecast:
             yield f"... {len(self.edits) - _MAX_LINES:,} more lines; --json shows all"
 
     def _costs(self) -> Iterator[str]:
-        hint = "; --sample 50 measures it" if self.is_sampled_on_request else ""
+        hint = "; plan --sample 50 measures it" if self.is_sampled_on_request else ""
         if self.seconds is None or self.worker_seconds is None:
             unknown = f"unknown without stored results{hint}"
             yield unknown if self.rows else "less than a second"

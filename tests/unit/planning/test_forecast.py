@@ -48,7 +48,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
                 "2 of 3 partitions: 1,200 rows in 4 fragments",
                 "because: code of Model changed in 2 partitions (a, b)",
                 "cost: 1.0 s to 2.0 s, a price of 0.0000024 to 0.000031, estimated from results "
-                "before the edit; --sample 50 measures it",
+                "before the edit; plan --sample 50 measures it",
             ],
         ),
         (
@@ -72,7 +72,7 @@ def stage(name: str = "model", **figures: Any) -> StageForecast:
             [
                 "2 of 3 partitions: 1,200 rows in 4 fragments",
                 "because: code of Model changed in 2 partitions (a, b)",
-                "cost: unknown without stored results; --sample 50 measures it",
+                "cost: unknown without stored results; plan --sample 50 measures it",
             ],
         ),
         (
@@ -319,7 +319,7 @@ def test_results_from_before_an_edit_are_a_measure_that_is_named_and_sampled(sto
     found = stored.plan(edited, "b").stages[0]
     assert found.before_edit
     assert [*found.lines()][2].endswith(
-        "estimated from results before the edit; --sample 50 measures it"
+        "estimated from results before the edit; plan --sample 50 measures it"
     )
 
     sampled = stored.plan(edited, "b", compute=InProcessCompute(), sample=5).stages[0]
