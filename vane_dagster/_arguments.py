@@ -19,6 +19,8 @@ NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 """The name of a pipeline or a stage."""
 PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 """A placeholder in a URL pattern; the group is its name."""
+_BOUNDS = ("partition_start", "partition_end")
+"""Placeholders for the bounds of a time window, which may have a format."""
 
 
 def unexpected(where: str, name: str, value: object, expected: str) -> DefinitionError:
@@ -27,14 +29,34 @@ def unexpected(where: str, name: str, value: object, expected: str) -> Definitio
 
 
 def fill_placeholders(url: str, key: str | None, escape: Callable[[str], str] = str) -> str:
-    """Replace the placeholders of a URL with a partition key."""
+    """Replace the placeholders of a URL with those of a `PartitionKey`, or with a text."""
 
     def value(match: re.Match[str]) -> str:
-        dimension = match.group(1).partition(".")[2]
-        keys = getattr(key, "keys_by_dimension", {})
-        return escape(keys[dimension] if dimension else str(key))
+        name, _, form = match.group(1).partition(":")
+        known: Any = key
+        if name in _BOUNDS:
+            return str(known.bound(name.rpartition("_")[2], form))
+        dimension = name.partition(".")[2]
+        return escape(known.keys_by_dimension[dimension] if dimension else str(key))
 
     return PLACEHOLDER.sub(value, url)
+
+
+def time_windows(partitions_def: Any) -> dict[str, Any]:
+    """Return the definition of time windows of partitions, by its dimension; "" for no dimension.
+
+    There is none if partitions are no time windows.
+    """
+    every = {
+        each.name: each.partitions_def for each in getattr(partitions_def, "partitions_defs", ())
+    }
+    every = every or {"": partitions_def}
+    return {k: each for k, each in every.items() if hasattr(each, "time_window_for_partition_key")}
+
+
+def any_partition(url: str) -> str:
+    """Return a glob for the URLs of all partitions."""
+    return PLACEHOLDER.sub(lambda match: "/".join("*" * (match[1].count("/") + 1)), url)
 
 
 def filled_filter(condition: str | None, key: str | None) -> str | None:
@@ -178,10 +200,11 @@ def check_url(where: str, url: str) -> None:
             "ids; give the URL without it, and credentials in storage_options"
         )
     for name in PLACEHOLDER.findall(url):
-        if name.partition(".")[0] != "partition_key":
+        if name.partition(".")[0] != "partition_key" and name.partition(":")[0] not in _BOUNDS:
             raise DefinitionError(
                 f"{where}: {url!r} has the unknown placeholder {{{name}}}; expected "
-                "{partition_key}, or {partition_key.<dimension>} for a multi-partition"
+                "{partition_key}, {partition_key.<dimension>} for a multi-partition, or "
+                "{partition_start:%Y/%m/%d} or {partition_end} for time windows"
             )
 
 
@@ -218,7 +241,14 @@ def check_placeholders(
             f"{where}: {url!r} has no {{partition_key}}, so that every partition "
             "would have the same files; put it in, or leave partitions_def out"
         )
-    dimensions = [f.partition(".")[2] for f in fields if "." in f]
+    bounds = [f for f in fields if f.partition(":")[0] in _BOUNDS]
+    if bounds and (is_target or not time_windows(partitions_def)):
+        why = "a target can name the key only" if is_target else "partitions_def has none"
+        raise DefinitionError(
+            f"{where}: {url!r} has {{{bounds[0]}}}, a bound of a time window, but {why}; write "
+            "{partition_key}"
+        )
+    dimensions = [f.partition(".")[2] for f in fields if "." in f and f not in bounds]
     known = [d.name for d in getattr(partitions_def, "partitions_defs", ())]
     if unknown := [d for d in dimensions if d not in known]:
         raise DefinitionError(

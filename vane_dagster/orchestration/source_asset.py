@@ -55,7 +55,8 @@ def observe(
     context: dg.AssetExecutionContext, pipeline: Pipeline, partitions: Iterable[str | None]
 ) -> None:
     """List the source and log the partitions that changed, skipping those without files."""
-    listed = pipeline.source.list_files(list(partitions), f"pipeline {pipeline.name!r}")
+    keys = [*map(pipeline._partition, partitions)]
+    listed = pipeline.source.list_files(keys, f"pipeline {pipeline.name!r}")
     errors = [files for files in listed.values() if isinstance(files, SourceError)]
     readable = {key: files for key, files in listed.items() if not isinstance(files, SourceError)}
     log_changes(context, pipeline, readable)

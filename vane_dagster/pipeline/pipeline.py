@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -30,6 +30,7 @@ from vane_dagster.pipeline.keys import IdColumn, Keys
 from vane_dagster.pipeline.known_arguments import adds_stage
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.options import JoinChildren, JoinHow
+from vane_dagster.pipeline.partition_key import PartitionKey
 from vane_dagster.pipeline.preview import Preview
 from vane_dagster.pipeline.records import Asset, as_asset
 from vane_dagster.pipeline.specs import JoinSpec, ProjectSpec, StageSpec
@@ -247,9 +248,8 @@ class Pipeline(Rows):
         return f"<Pipeline {self.name}: {', '.join(self._stages) or 'no stages'}>"
 
     def _partition(self, key: str | None) -> str | None:
-        """Return a partition's key with its dimensions, if it has some, from its text."""
-        parsed = getattr(self.partitions_def, "get_partition_key_from_str", None)
-        return key if key is None or parsed is None else cast("str", parsed(str(key)))
+        """Return a partition's key with what placeholders can name of it, from its text."""
+        return None if key is None else PartitionKey(str(key), self.partitions_def)
 
     def _keys_of(self, node: str) -> Keys:
         """Return the columns that identify the rows of a stage or the source, the id first."""

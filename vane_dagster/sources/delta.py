@@ -85,7 +85,8 @@ def delta(
     Args:
         url: The table's folder, as a local path or ``s3://`` URL. ``{partition_key}`` is replaced
             by the partition's key, ``{partition_key.<dimension>}`` by one dimension of a
-            multi-partition.
+            multi-partition, ``{partition_start}`` and ``{partition_end}`` by the bounds of a time
+            window, such as ``2026-01-01T00:00:00+00:00``.
         version: A version number, or a time as a ``datetime`` or ISO 8601 text, in UTC without a
             zone. By default each run reads the version that is the latest when it is planned, and
             computes only the data files that are new or have new deletes.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Union
 import pyarrow as pa
 
 from vane_dagster._arguments import (
-    PLACEHOLDER,
+    any_partition,
     check_placeholders,
     check_url,
     checked_url,
@@ -57,7 +57,8 @@ class FileSource(Source):
         suffix: The suffix of the names of files in a folder, such as ".parquet", or several.
         label: The format's name in messages; None for `kind`.
         url: A local path or fsspec URL: a file, a folder or a glob. ``{partition_key}`` is replaced
-            by the key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
+            by the key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition,
+            ``{partition_start:%Y/%m}`` and ``{partition_end}`` by the bounds of a time window.
         asset: Key of the Dagster asset that writes the files, such as "a/b"; None for none.
         allow_empty: Whether a partition without files or rows is accepted.
         storage_options: Passed to fsspec; never part of a key.
@@ -92,7 +93,7 @@ class FileSource(Source):
 
     def _all_files(self, location: str) -> Sequence[FileRecord]:
         """List the files of all partitions."""
-        source = replace(self, url=PLACEHOLDER.sub("*", self.url), allow_empty=False)
+        source = replace(self, url=any_partition(self.url), allow_empty=False)
         return source.required(source.list_files([None], location)[None], None, location)
 
     def options_for(self, url: str) -> Mapping[str, Any]:

@@ -268,7 +268,8 @@ def iceberg(
             new or have new deletes.
         filter: A row filter of pyiceberg, such as ``"day = '{partition_key}'"``. A partitioned
             pipeline needs one. ``{partition_key}`` is replaced by the partition's key, and
-            ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
+            ``{partition_key.<dimension>}`` by one dimension of a multi-partition,
+            ``{partition_start:%Y/%m}`` and ``{partition_end}`` by the bounds of a time window.
         columns: The columns to read; all by default. A change of the schema of other columns then
             computes nothing.
         asset: The Dagster asset that writes the table: an asset key, "a/b", or a decorated asset.

@@ -109,7 +109,8 @@ class IngestedSource(FileSource, InStore):
     Attributes:
         is_text: Whether values are texts in the files.
         url: A local path or fsspec URL: a file, a folder or a glob. ``{partition_key}`` is replaced
-            by the key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
+            by the key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition,
+            ``{partition_start:%Y/%m}`` and ``{partition_end}`` by the bounds of a time window.
         asset: Key of the Dagster asset that writes the files, such as "a/b"; None for none.
         allow_empty: Whether a partition without files or rows is accepted.
         storage_options: Passed to fsspec; never part of a key.

@@ -174,7 +174,8 @@ def lance(
 
     Args:
         url: The table, a local path or ``s3://``. ``{partition_key}`` is replaced by the
-            partition's key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
+            partition's key, ``{partition_key.<dimension>}`` by one dimension of a multi-partition,
+            ``{partition_start:%Y/%m}`` and ``{partition_end}`` by the bounds of a time window.
         version: The number of a version, or a tag. By default each run reads the version that is
             the latest when it is planned, and computes only the fragments that are new or changed.
         filter: An SQL filter that Lance evaluates, such as ``"day = '{partition_key}'"``. The rows

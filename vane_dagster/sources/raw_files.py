@@ -118,7 +118,8 @@ def files(
             ``"s3://bucket/{partition_key}/**/*.wav"``. Names that begin with "." or "_" are
             ignored, and so are FIFOs, sockets and devices. A folder that a glob matches stands for
             the files below it. ``{partition_key}`` is replaced by the partition's key,
-            ``{partition_key.<dimension>}`` by one dimension of a multi-partition.
+            ``{partition_key.<dimension>}`` by one dimension of a multi-partition,
+            ``{partition_start:%Y/%m}`` and ``{partition_end}`` by the bounds of a time window.
         asset: The Dagster asset that writes the files: an asset key, "a/b", or a decorated asset.
         allow_empty: Whether a partition without files is accepted; an error by default.
         storage_options: Options of the fsspec file system, such as an S3 endpoint. `File` uses

@@ -119,6 +119,17 @@ REFUSED = {
         lambda: by_region("/d/{partition_key.country}"),
         ["dimension 'country'", "'day', 'region'"],
     ),
+    "bound of no time window": (
+        lambda: pipeline(
+            source=vd.parquet("/d/{partition_start:%Y}"),
+            partitions_def=dg.StaticPartitionsDefinition(["a"]),
+        ),
+        ["{partition_start:%Y}", "partitions_def has none", "write {partition_key}"],
+    ),
+    "target of a time window": (
+        lambda: by_region().project("p", ["x"]).write("w", "/out/{partition_end}"),
+        ["'docs/w'", "{partition_end}", "a target can name the key only"],
+    ),
     "target of one dimension": (
         lambda: by_region().project("p", ["x"]).write("w", "/out/{partition_key.day}"),
         [
