@@ -422,7 +422,7 @@ class _Forecaster:
         if counted is not None:
             least, most, copied = counted
             return replace(_counted(least, most - least), computed=least, copied=copied)
-        if plan.row_definition:
+        if plan.row_definition or self._pipeline[stage].spec.is_inferred:
             rows = replace(rows, known=max(rows.known, "at_most", key=_ORDER.index))
             if plan.former and {*plan.causes} == {RETRIED}:
                 part = self._read(stage, key, plan.former).parts[index]

@@ -445,7 +445,7 @@ def test_a_schema_that_no_run_has_inferred_is_not_needed_for_a_plan(stored):
     found = stored.plan(inferring(stored, 1, "y"), rows=True)
     assert brief(found) == {
         "some": (0, 1, 2, "exact"),
-        "model": (0, 1, 2, "exact"),
+        "model": (0, 1, 2, "at_most"),
         "last": (0, 1, 2, "at_most"),
     }
     assert {*found.stages[2].due[None]} == {"not computed before"}
