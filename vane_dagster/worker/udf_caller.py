@@ -296,36 +296,30 @@ class _TableCalls:
                 raise Revoked
             self.calls += 1
             calls = self._answered(batch, room)
-            answer: Answer | None
             if by_row and self.op.is_async:
                 answer = await calls
             else:
                 with self.caller.open_calls.one(batch.column(self.op.ids[0])):
                     answer = await self._within_limit(calls)
-            if answer is None:
-                raise Revoked
-            if isinstance(answer, UnhealthyModelError):
+            if isinstance(answer, (Revoked, UnhealthyModelError)):
                 raise answer
             if not isinstance(answer, pa.Table):
                 await self._beside(self.caller.health.check, False, True)
             return answer
 
-    async def _within_limit(self, calls: Coroutine[Any, Any, Answer | None]) -> Answer | None:
+    async def _within_limit(self, calls: Coroutine[Any, Any, Answer]) -> Answer:
         """Return the answer of a call; rows that are called one by one have limits of their own."""
         limit = self.op.policy.timeout_s
         if self.op.contract.by_row:
             return await calls
         if self.op.is_async:
-            answer: Answer | None = await within(limit, calls)
+            answer: Answer = await within(limit, calls)
             return answer
         with deadline(limit):
             return await calls
 
-    async def _answered(self, batch: pa.Table, room: Room) -> Answer | None:
-        """Return the rows of a call, or its error, including its own cancellation.
-
-        None if the lease has ended.
-        """
+    async def _answered(self, batch: pa.Table, room: Room) -> Answer:
+        """Return the rows of a call, or its error, including its own cancellation."""
         started = time.perf_counter()
         try:
             with one_process():
@@ -340,7 +334,7 @@ class _TableCalls:
                 self.caller.sizes.learn(batch.num_rows, seconds)
             return table
         except Revoked:
-            return None
+            raise
         except asyncio.CancelledError as raised:
             if self.op.is_async and self.op.contract.by_row:  # user code runs in tasks of its own
                 raise
