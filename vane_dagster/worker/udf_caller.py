@@ -110,9 +110,9 @@ class UdfCaller:
         batches = self.sizes.cut(readable, size)
         try:
             if op.is_async:
-                outcomes = self._events.run(run.together(list(batches)))
+                every = self._events.run(run.together(list(batches)))
             else:
-                outcomes = run.one_by_one(_begun(batches, table, begin))
+                every = run.one_by_one(_begun(batches, table, begin))
         except BatchError as error:
             failed = fault_table(error.faults, work, op.ids, self._label) if error.faults else None
             error.report = WorkReport(
@@ -122,11 +122,12 @@ class UdfCaller:
             )
             raise
         seconds = run.seconds or time.perf_counter() - started
+        outcomes, is_revoked = [each for each in every if each is not None], None in every
         if any(outcome.pending for outcome in outcomes):
             assert op.batches is not None, "only batches have pending answers"
             requests = {d: body for each in outcomes for d, body in each.requests.items()}
             pending = record_requests(op.batches, requests)
-            report = WorkReport(Tally(table.num_rows), pending=pending, cancelled=run.stopped)
+            report = WorkReport(Tally(table.num_rows), pending=pending, cancelled=is_revoked)
             return Computed(empty_table(own.schema), report)
         faults = [fault for outcome in outcomes for fault in outcome.faults] + unread
         tables = [rows for outcome in outcomes for rows in outcome.tables]
@@ -144,7 +145,7 @@ class UdfCaller:
             retries=sum(outcome.retries for outcome in outcomes),
             rate_limited=sum(outcome.rate_limited for outcome in outcomes),
             fits=self.sizes.used(op.batch_size),
-            cancelled=run.stopped,
+            cancelled=is_revoked,
         )
         return replace(computed, report=report)
 
@@ -198,36 +199,32 @@ class _TableCalls:
         self.seconds = 0.0
         self.calls = 0
         self.made: list[pa.Table] = []
-        self.stopped = False
 
     @property
     def rows_out(self) -> int:
         """The rows that calls have made."""
         return sum(table.num_rows for table in self.made)
 
-    def one_by_one(self, batches: Iterator[pa.Table]) -> list[BatchOutcome]:
+    def one_by_one(self, batches: Iterator[pa.Table]) -> list[BatchOutcome | None]:
         """Run the batches of synchronous code; those that follow may have other sizes."""
         outcomes = []
         for batch in batches:
             outcome = at_once(self._one(batch, contextlib.nullcontext()))
-            if outcome is None:
-                self.stopped = True
-                break
             outcomes.append(outcome)
+            if outcome is None:
+                break
             self.caller.sizes.limit(outcome.fits)
         return outcomes
 
-    async def together(self, batches: list[pa.Table]) -> list[BatchOutcome]:
+    async def together(self, batches: list[pa.Table]) -> list[BatchOutcome | None]:
         """Run up to `max_concurrency` batches in flight; the first error cancels the others."""
         room = self.caller.room(self.op.max_concurrency)
         tasks = [asyncio.ensure_future(self._one(batch, room)) for batch in batches]
         try:
-            outcomes = await asyncio.gather(*tasks)
+            return await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
-        self.stopped = None in outcomes
-        return [outcome for outcome in outcomes if outcome is not None]
 
     async def _one(self, batch: pa.Table, room: Room) -> BatchOutcome | None:
         """Return the outcome of a batch; None if the lease has ended."""
