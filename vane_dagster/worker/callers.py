@@ -179,8 +179,10 @@ class BatchTypesCaller(BatchCaller):
 class RowCaller:
     """Calls ``fn(value, ...)`` for each row. The error of a row is that row's alone."""
 
-    def __init__(self, contract: RowCall, code: UserCode, types: TypesCall | None = None) -> None:
-        self._contract, self._code, self._types = contract, code, types
+    def __init__(
+        self, contract: RowCall, code: UserCode, results_of: type[RowResults] = RowResults
+    ) -> None:
+        self._contract, self._code, self._results_of = contract, code, results_of
         self._call = row_function(contract, code.call, code.kwargs)
         self._limit = code.op.policy.timeout_s
 
@@ -188,10 +190,7 @@ class RowCaller:
         """Call the code for each row of a batch, and yield one table."""
         limit, code = self._limit, self._code
         rows = row_arguments(self._contract, code.given(batch))
-        if self._types is not None:
-            results: RowResults = RowTypes(self._types, batch, code.op, code.work)
-        else:
-            results = RowResults(self._contract, batch, code.op, code.work)
+        results = self._results_of(self._contract, batch, code.op, code.work)
         if code.op.is_async:
             row = functools.partial(self._row, results)
             ids = batch.column(code.op.ids[0])
@@ -246,7 +245,7 @@ def caller(code: UserCode) -> BatchCaller | RowCaller:
     contract = code.op.contract
     if isinstance(contract, TypesCall):
         if isinstance(contract.of, RowCall):
-            return RowCaller(contract.of, code, contract)
+            return RowCaller(contract.of, code, RowTypes)
         return BatchTypesCaller(contract.of, code)
     if isinstance(contract, RowCall):
         return RowCaller(contract, code)

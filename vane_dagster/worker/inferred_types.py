@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from vane_dagster.errors import SchemaError, UdfError, names
-from vane_dagster.pipeline.contracts import TYPES, RowCall, TypesCall
+from vane_dagster.pipeline.contracts import TYPES, TypesCall
 from vane_dagster.types.kinds import mapped
 from vane_dagster.types.records import fields_of, fields_or_none
 from vane_dagster.types.schema import merged_types, plain_type, schema_record, type_name
@@ -37,11 +37,6 @@ def types_table(schemas: Iterable[pa.Schema], ids: pa.ChunkedArray, op: CallUdf,
 class RowTypes(RowResults):
     """The types of the results of the calls for the rows of a batch."""
 
-    def __init__(self, contract: TypesCall, batch: pa.Table, op: CallUdf, work: Work) -> None:
-        assert isinstance(contract.of, RowCall)
-        super().__init__(contract.of, batch, op, work)
-        self._column = contract.of.output or contract.column
-
     def _table(self) -> pa.Table:
         places = [i for i in range(self._batch.num_rows) if i not in self._errors]
         given = [value for value in self.values if value is not None]
@@ -55,7 +50,8 @@ class RowTypes(RowResults):
                 for name in dict.fromkeys(name for row in rows for name in row)
             }
         elif given or named:
-            columns = {self._column: self.values}
+            assert isinstance(self._op.contract, TypesCall)
+            columns = {self._contract.output or self._op.contract.column: self.values}
         schema = _schema(columns, self._work.location)
         ids = self._batch.column(self._op.ids[0]).take(pa.array(places, pa.int64()))
         return types_table([schema], ids, self._op, self._work)
