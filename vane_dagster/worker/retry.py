@@ -162,7 +162,6 @@ async def attempt(
                 outcome.pending += 1
                 outcome.requests |= error.requests
         errors = {i: error for i, error in errors.items() if not isinstance(error, Pending)}
-        passing = {i: e for i, e in errors.items() if policy.is_transient(e)}
         # An error of a client that lost its connection may be any; an answer was paid for.
         blamed = {i: e for i, e in errors.items() if not isinstance(e, CostlyError)}
         if server_ended is not None and blamed and await server_ended():
@@ -182,7 +181,7 @@ async def attempt(
                 outcome.faults.append(RowFault(again, error, crashed, SERVER_DIED, True))
                 check_limit(outcome, policy, id, max_faults)
             errors = {i: error for i, error in errors.items() if i not in blamed}
-            passing = {i: error for i, error in passing.items() if i not in blamed}
+        passing = {i: error for i, error in errors.items() if policy.is_transient(error)}
         if (delay := policy.delay(passing, attempts)) is not None:
             await wait(delay, [*passing.values()])
             repeated = [*passing.values()] if isinstance(answer, Partial) else [answer]
