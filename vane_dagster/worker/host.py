@@ -87,6 +87,7 @@ class Host:
 
     Attributes:
         instance: The constructed model, or the function; None before.
+        loaded: The report of its construction; None before.
         leases: The leases that use the worker.
         startup: The state of the model's construction.
         served: Calls of the model, or tasks of a worker without one, completed so far.
@@ -97,7 +98,7 @@ class Host:
         self.instance: Any = None
         self._caller: UdfCaller | None = None
         self._content = ""  # of what the model was constructed from
-        self._load: LoadReport | None = None
+        self.loaded: LoadReport | None = None
         self.leases: set[str] = set()
         self._revoked: set[str] = set()
         self.running: dict[object, str] = {}
@@ -122,8 +123,8 @@ class Host:
             os.environ.update(given)
             keep_variables(given)
             self._lifecycle = call.lifecycle
-            if self._load is not None and self._load.fault is None:
-                return self._loaded_before(self._load, model)
+            if self.loaded is not None and self.loaded.fault is None:
+                return self._loaded_before(self.loaded, model)
             if model is not None:
                 pa.array([])  # imports pandas, if installed; no load or call is charged with it
             started, began = time.perf_counter(), time.monotonic()
@@ -141,7 +142,7 @@ class Host:
                 fault = load_fault(model, contained(error))
                 if not directory.probe([*call.endpoints], began):  # the crash was the server's
                     unhealthy_reason = f"a server did not answer: {fault.message}"
-            self._load = LoadReport(
+            self.loaded = LoadReport(
                 warm=False,
                 seconds=time.perf_counter() - started,
                 pid=os.getpid(),
@@ -152,7 +153,7 @@ class Host:
                 unhealthy_reason=unhealthy_reason,
                 server=self.status().server,
             )
-            return self._load
+            return self.loaded
 
     def _construct(self, call: LoadCall) -> None:
         set_threads(call.threads)

@@ -53,26 +53,23 @@ class HostActor:
         self._turns = Turns()
         self._host = Host()
         self._sections = LogSections(ray.get_runtime_context().get_actor_name() or "")
-        self._calls_model = False
-        self._loaded: LoadReport | None = None
 
     def load(self, call: LoadCall, archive: bytes) -> LoadReport:
         """See `Host.load`. The archive is an object of Ray, which is passed by itself."""
         if problem := disagreement(call.versions):
             return load_failed(Fault("ComputeError", f"node {socket.gethostname()}: {problem}"))
         call = replace(call, archive=archive, threads=call.threads or self._threads)
-        self._calls_model = bool(call.stages)
         self._sections.begin(call.run_id, call.stages)
         node = ray.get_runtime_context().get_node_id()
-        self._loaded = replace(self._host.load(call), ray_node=node)
-        return self._loaded
+        return replace(self._host.load(call), ray_node=node)
 
     def run(self, work: Work, *tables: pa.Table) -> tuple[pa.Table | None, WorkReport]:
         """See `Host.run`."""
         with self._turns.take(bool(work.alone)):
             if work.alone:
                 self._record(work)
-            self._sections.begin(work.run_id, (work.stage,) if self._calls_model else ())
+            stages = () if self._host.instance is None else (work.stage,)
+            self._sections.begin(work.run_id, stages)
             return self._host.run(work, *tables, record=lambda rows: self._record(work, rows))
 
     def _record(self, work: Work, rows: range | None = None) -> None:
@@ -142,7 +139,7 @@ class HostActor:
     @_control
     def describe(self) -> WorkerInfo:
         """Return the state of the worker for the command line, in plain values, no secrets."""
-        loaded, status_here = self._loaded, self._host.status()
+        loaded, status_here = self._host.loaded, self._host.status()
         state: WorkerState = "unloaded" if status_here.seconds is None else "starting"
         if loaded is not None and loaded.fault is None:
             state = "busy" if self._host.running else "ready"
