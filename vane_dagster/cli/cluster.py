@@ -73,7 +73,7 @@ def _record(place: HeadFolder, head: Head) -> dict[str, Any]:
     """Return a head as plain values."""
     connected, use = drivers(place.mark, head.address), place.use()
     # A head that never stops has no watcher, and nothing records when its last driver left.
-    stops_at = use.stops_at() if use and not connected else None
+    stops_at = None if connected else use.stops_at()
     return {
         "name": head.name,
         "environment": head.prefix,
@@ -83,8 +83,8 @@ def _record(place: HeadFolder, head: Head) -> dict[str, Any]:
         "options": head.settings,
         "processes": len(marked(place.mark)),
         "drivers": sorted(connected),
-        "idle_seconds": max(0.0, time.time() - use.last_used) if use and stops_at else None,
-        "idle_minutes": use.idle_minutes if use else None,
+        "idle_seconds": max(0.0, time.time() - use.last_used) if stops_at else None,
+        "idle_minutes": use.idle_minutes,
         "stops_at": stops_at,
         "folder": str(place.folder),
         "logs": f"{head.session_dir}/logs",

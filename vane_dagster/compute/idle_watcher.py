@@ -30,7 +30,7 @@ def watch(folder: str) -> None:
 
 def pause(place: HeadFolder) -> float:
     """Seconds until the next check."""
-    idle_minutes = use.idle_minutes if (use := place.use()) else None
+    idle_minutes = place.use().idle_minutes
     return CHECK_SECONDS if idle_minutes is None else min(CHECK_SECONDS, idle_minutes * 6)
 
 
@@ -40,8 +40,7 @@ def stop_if_idle(place: HeadFolder, head: Head) -> bool:
     def is_idle() -> bool:
         if drivers(place.mark, head.address):
             place.touch(time.time())
-        use = place.use()
-        stops_at = use.stops_at() if use else None
+        stops_at = place.use().stops_at()
         return stops_at is not None and time.time() >= stops_at and place.read() == head
 
     return place.stop_if(is_idle)

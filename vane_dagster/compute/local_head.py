@@ -200,13 +200,13 @@ class HeadFolder:
             self._discard_files()
             return True
 
-    def use(self) -> HeadUsage | None:
-        """Last use of the head; None if the head was not started by a `LocalCluster`."""
+    def use(self) -> HeadUsage:
+        """Last use of the head. One that no `LocalCluster` started never stops."""
         try:
             file = self.folder / "use.json"
             return HeadUsage(file.stat().st_mtime, json.loads(file.read_text())["idle_minutes"])
         except (OSError, ValueError, TypeError, KeyError):
-            return None
+            return HeadUsage(0.0, None)
 
     def touch(self, now: float) -> None:
         """Record a use at a Unix time in seconds, by this machine's clock, not a file server's."""
