@@ -80,13 +80,6 @@ class Definitions:
             raise click.UsageError(f"{name!r} is not a stage of {target.name}: {stages}")
         return target[name]
 
-    def partitions(self, stage: Any, given: list[str] | None) -> list[str] | None:
-        """Return the keys of partitions, also of ranges; None for all, or without partitions."""
-        if given is None:
-            return None
-        keys = partition_keys(stage.pipeline, given, "--partitions")
-        return [key for key in keys if key is not None] or None
-
     def resources(self) -> dict[str, Any]:
         """Return the resources of a run, as arguments of `Pipeline.run` and others."""
         return {key: self.resource(key) for key in ("store", "compute")}
@@ -167,6 +160,23 @@ def opened(store: str | None, definitions: Definitions | None = None) -> Store:
     if store is not None or definitions is None:
         return open_store(store, "--store")
     return open_store(definitions.resource("store"), "the resource 'store'")
+
+
+def stored_rows(
+    definitions: Definitions | None, stage: str, partitions: list[str] | None, store: str | None
+) -> tuple[Any, list[str] | None, Store]:
+    """Return a stage, the keys of its partitions, and the store, as a command names them.
+
+    With definitions, partitions may be ranges. None stands for all, or for no partitions.
+    """
+    place = opened(store, definitions)
+    if definitions is None:
+        return stage, partitions, place
+    target = definitions.stage(stage)
+    if partitions is not None:
+        keys = partition_keys(target.pipeline, partitions, "--partitions")
+        partitions = [key for key in keys if key is not None] or None
+    return target, partitions, place
 
 
 def _executed(file: str) -> ModuleType:

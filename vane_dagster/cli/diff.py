@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from vane_dagster.cli.definitions import Definitions, opened, with_definitions
+from vane_dagster.cli.definitions import Definitions, stored_rows, with_definitions
 from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json, texts
 from vane_dagster.orchestration.diff import diff as compare
 
@@ -53,9 +53,6 @@ def diff(
 
     Example: vane-dagster diff docs/embedding --between 3f9c21aa latest
     """
-    compared: Any = stage if definitions is None else definitions.stage(stage)
-    if definitions is not None:
-        partitions = definitions.partitions(compared, partitions)
-    place = opened(store, definitions)
-    difference = compare(compared, *between, partitions=partitions, store=place, **options)
+    compared, keys, place = stored_rows(definitions, stage, partitions, store)
+    difference = compare(compared, *between, partitions=keys, store=place, **options)
     print_json(difference.to_dict()) if as_json else click.echo(str(difference))

@@ -13,7 +13,7 @@ import click
 
 from vane_dagster._lazy import pc
 from vane_dagster._texts import count, listed
-from vane_dagster.cli.definitions import Definitions, opened, with_definitions
+from vane_dagster.cli.definitions import Definitions, stored_rows, with_definitions
 from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
 from vane_dagster.orchestration.read import quarantine as failed_rows
 
@@ -52,19 +52,16 @@ def quarantine(
     """
     if retry and definitions is None:
         definitions = Definitions(None, None)
-    place = opened(store, definitions)
-    target: Any = stage if definitions is None else definitions.stage(stage)
-    if definitions is not None:
-        partitions = definitions.partitions(target, partitions)
+    target, keys, place = stored_rows(definitions, stage, partitions, store)
     if definitions is not None and retry:
-        _retry(target, partitions, place, definitions)
-    rows = failed_rows(target, partitions, store=place).to_pylist()
-    groups = grouped(rows)
+        _retry(target, keys, place, definitions)
+    groups = grouped(failed_rows(target, keys, store=place).to_pylist())
     if as_json:
         print_json(groups)
-    elif not groups:
+        return
+    if not groups:
         click.echo("No row is quarantined.")
-    for group in () if as_json else groups:
+    for group in groups:
         click.echo(f"{count(group['rows'], 'row')}: {group['error']}: {group['message']}")
         texts = {"ids": group["ids"], "partitions": group["partitions"]}
         if len(group["partitions"]) > 1:
@@ -78,7 +75,7 @@ def quarantine(
                 f"  not committed: run {group['failed_run']} failed. Only its first failed "
                 "rows are stored, and of equal rows one"
             )
-    if not as_json and not all(group["failed_run"] for group in groups):
+    if not all(group["failed_run"] for group in groups):
         given = shlex.join(definitions.options) if definitions else "-f <your definitions>"
         words = f"vane-dagster quarantine {shlex.quote(stage)} --retry {given}"
         click.echo(f"Retry them: {words.rstrip()}")
