@@ -166,9 +166,8 @@ class RayLease:
         self._workers = [Worker(n, identity) for identity, ns in workers.items() for n in ns]
         self._actors = dict(granted.actors)
         self._archives = {p.identity: ray.put(p.archive) for p in pools if p.archive}
-        self._pending: dict[Any, tuple[int, Any, Worker, str]] = {}
+        self._pending: dict[Any, tuple[int, Any, Worker, str, bool]] = {}
         self._failed: list[CallResult] = []
-        self._loads: set[int] = set()
         self._nodes: dict[str, str] = {}
         self._moves: dict[str, str] = {}
         self._moved: set[str] = set()
@@ -196,9 +195,7 @@ class RayLease:
         env, used_by = forwarded(pool), (self._run_id, pool.stages, self.id)
         given = (pool.model, b"", pool.threads, env, pool.lifecycle, endpoints, versions())
         call = LoadCall(*given, *used_by)
-        ticket = self._called(worker, lambda actor: (actor.load.remote(call, archive), None))
-        self._loads.add(ticket)
-        return ticket
+        return self._called(worker, lambda a: (a.load.remote(call, archive), None), starting=True)
 
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:
         """See `Lease.announce`."""
@@ -219,7 +216,11 @@ class RayLease:
         return self._called(worker, call, work.alone)
 
     def _called(
-        self, worker: Worker, call: Callable[[Any], tuple[Any, Any]], alone: str = ""
+        self,
+        worker: Worker,
+        call: Callable[[Any], tuple[Any, Any]],
+        alone: str = "",
+        starting: bool = False,
     ) -> int:
         import ray
 
@@ -230,7 +231,7 @@ class RayLease:
                     lambda: ray.get_actor(worker.name, namespace=NAMESPACE)
                 )
             report, table = call(self._actors[worker.name])
-            self._pending[report] = (ticket, table, worker, alone)
+            self._pending[report] = (ticket, table, worker, alone, starting)
         except (ValueError, ray.exceptions.RayActorError) as error:
             self._failed.append(CallResult(ticket, None, lost=brief(error), cause="outside"))
         return ticket
@@ -261,9 +262,7 @@ class RayLease:
     def _done(self, ref: Any) -> CallResult:
         import ray
 
-        ticket, table, worker, alone = self._pending.pop(ref)
-        starting = ticket in self._loads
-        self._loads.discard(ticket)
+        ticket, table, worker, alone, starting = self._pending.pop(ref)
         try:
             report = ray.get(ref)
             if isinstance(report, LoadReport):

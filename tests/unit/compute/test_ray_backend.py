@@ -73,8 +73,8 @@ def test_the_pool_manager_tells_which_call_had_begun_alone(
 
     monkeypatch.setattr(ray, "get", get)
     lease: Any = RayLease.__new__(RayLease)
-    lease.id, lease._actors, lease._loads = "lease", {}, {1} if starting else set()
-    lease._pending = {"ref": (1, None, Worker("w", "pool"), alone)}
+    lease.id, lease._actors = "lease", {}
+    lease._pending = {"ref": (1, None, Worker("w", "pool"), alone, starting)}
     lease._cause = lambda worker, error: "unclear"
     lease._pool_manager = SimpleNamespace(call=lambda method, worker: begun)
     done = lease._done("ref")
