@@ -53,6 +53,7 @@ from vane_dagster.sources.grouping import SizedFile, divide
 from vane_dagster.sources.in_store import InStore
 from vane_dagster.sources.piece_writer import PieceWriter
 from vane_dagster.sources.planned_read import check_unchanged
+from vane_dagster.sources.raw_files import PATH
 from vane_dagster.sources.table_reader import TableReader
 from vane_dagster.sources.text_stream import UTF_8, TextStream, parse_encoding
 from vane_dagster.sources.text_types import cast_each, cast_text, is_readable
@@ -91,8 +92,6 @@ _FILES_A_CPU, _LOTS_A_CPU = 1, 8
 """Conversions at a time for each CPU: of a file, and of small files, which wait for requests."""
 _VERSION = 1
 """Part of the identity of what is converted; another number converts all files again."""
-_PATH = "path"
-
 
 _Lot = Sequence[tuple[str, FileRecord]]
 """Files that are converted together, each with the identity of its version."""
@@ -379,12 +378,12 @@ class IngestedSource(FileSource, InStore):
         kinds = {f.name: mapped(f.type, _text_if_null) for f in types}
         kinds |= {column.name: column.type for column in self.types or ()}
         if self.include_paths:
-            if _PATH in map(str.lower, kinds):
+            if PATH in map(str.lower, kinds):
                 raise SourceError(
-                    f"{location}: the files already have a column {_PATH!r}. Leave "
+                    f"{location}: the files already have a column {PATH!r}. Leave "
                     "include_paths=True out, or rename the column"
                 )
-            kinds[_PATH] = pa.string()
+            kinds[PATH] = pa.string()
         return pa.schema(kinds)
 
     def _check_columns(self, files: _Files, schema: pa.Schema, location: str) -> tuple[str, ...]:
@@ -436,7 +435,7 @@ class IngestedSource(FileSource, InStore):
 
     def read(self, fragment: FragmentRecord, schema: pa.Schema, location: str) -> pa.Table:
         """Read rows from the store, and cast them. A value that does not fit is its row's error."""
-        wanted = [f for f in schema if not (self.include_paths and f.name == _PATH)]
+        wanted = [f for f in schema if not (self.include_paths and f.name == PATH)]
         declared = self.columns or self.types or pa.schema([])
         columns: dict[str, list[pa.Array]] = {column.name: [] for column in wanted}
         errors: dict[int, pa.Field] = {}
@@ -452,7 +451,7 @@ class IngestedSource(FileSource, InStore):
                 errors = {first + place: column for place in misfits} | errors
             first += rows.num_rows
         if self.include_paths:
-            columns[_PATH] = [pa.repeat(path_of(s.url), s.stop - s.start) for s in fragment.spans]
+            columns[PATH] = [pa.repeat(path_of(s.url), s.stop - s.start) for s in fragment.spans]
         made = [pa.chunked_array(columns[column.name], column.type) for column in schema]
         table = pa.table(made, schema=schema)
         if not errors:
