@@ -117,7 +117,7 @@ class UdfCaller:
             failed = fault_table(error.faults, work, op.ids, self._label) if error.faults else None
             error.report = WorkReport(
                 faults=reported(failed),
-                rows_out=run.rows_out,
+                rows_out=sum(table.num_rows for table in run.made),
                 spent=spent_on(run.made, error.wasted),
             )
             raise
@@ -200,11 +200,6 @@ class _TableCalls:
         self.calls = 0
         self.made: list[pa.Table] = []
 
-    @property
-    def rows_out(self) -> int:
-        """The rows that calls have made."""
-        return sum(table.num_rows for table in self.made)
-
     def one_by_one(self, batches: Iterator[pa.Table]) -> list[BatchOutcome | None]:
         """Run the batches of synchronous code; those that follow may have other sizes."""
         outcomes = []
@@ -247,7 +242,9 @@ class _TableCalls:
         async def wait(seconds: float, errors: Sequence[BaseException]) -> None:
             if errors:
                 self.caller.open_calls.retried[batch_number] = errors
-            await self._wait(seconds)
+            until = time.monotonic() + seconds
+            while (left := until - time.monotonic()) > 0 and not self.revoked():
+                await self._sleep(min(left, _REVOKED_SECONDS))
 
         batch_number = next(_numbers)
         given = (batch, op.policy, op.ids[0], op.max_faults, call, wait)
@@ -264,12 +261,6 @@ class _TableCalls:
 
     async def _sleep(self, seconds: float) -> None:
         await asyncio.sleep(seconds) if self.op.is_async else time.sleep(seconds)
-
-    async def _wait(self, seconds: float) -> None:
-        """Wait until some seconds are over or the lease has ended."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not self.revoked():
-            await self._sleep(min(left, _REVOKED_SECONDS))
 
     def _await_servers(self, began: float) -> bool:
         """Wait until the servers can be used, or the lease has ended."""
