@@ -173,9 +173,7 @@ class PoolState:
 
     def blocking_runs(self, id: str) -> list[str]:
         """Runs that hold or want resources of a waiting request."""
-        request = next((r for r in self.queue if r.id == id), None)
-        if request is None:
-            return []
+        request = next(r for r in self.queue if r.id == id)
         others = [*self.leases.values(), *self._before(request)]
         return sorted({o.run_id for o in others if o.kinds() & request.kinds()})
 
