@@ -212,6 +212,17 @@ def _from_rows(rows: list[Any], kind: pa.DataType, closed: bool) -> pa.Array:
     return _inferred(rows, kind)
 
 
+def inferred_type(rows: list[Any]) -> pa.DataType:
+    """Return the type of rows by the rules of `to_arrow`, also of those inside of dicts."""
+    if _classes(rows) != {dict}:
+        return _inferred(rows, pa.null()).type
+    given = [row for row in rows if row is not None]
+    if not isinstance(given[0], dict):
+        return pa.list_(inferred_type([*chain.from_iterable(given)]))
+    fields = dict.fromkeys(name for row in given for name in row)
+    return pa.struct([(name, inferred_type([row.get(name) for row in given])) for name in fields])
+
+
 def _inferred(rows: list[Any], kind: pa.DataType) -> pa.Array:
     """Convert scalars, or lists of them, to the type that they have themselves."""
     classes = _classes(rows)

@@ -14,7 +14,7 @@ from vane_dagster.types.kinds import mapped
 from vane_dagster.types.records import fields_of, fields_or_none
 from vane_dagster.types.schema import merged_types, plain_type, schema_record, type_name
 from vane_dagster.types.tensors import is_element, stacked, tensor
-from vane_dagster.types.to_arrow import MAX_DIGITS, as_column, plain
+from vane_dagster.types.to_arrow import as_column, inferred_type
 from vane_dagster.worker.kept_values import kept
 from vane_dagster.worker.protocol import CallUdf, Work
 from vane_dagster.worker.results import result_columns
@@ -100,9 +100,7 @@ def column_type(values: Any) -> pa.DataType:
                 f"its arrays have the shapes {shapes}; expected one shape{as_lists * is_alike}"
             )
         return _array_type(array)
-    rows = [_plain_times(kept(row)) for row in column]
-    kind = mapped(pa.array(rows).type, _with_room)
-    return mapped(kind, _in_nanoseconds) if _has_nanoseconds(rows) else kind
+    return inferred_type(list(map(kept, column)))
 
 
 def _array_type(values: Any) -> pa.DataType:
@@ -114,31 +112,3 @@ def _array_type(values: Any) -> pa.DataType:
     for size in reversed(inner):
         kind = pa.list_(kind, size)
     return kind
-
-
-def _plain_times(value: Any) -> Any:
-    """Return a value, also one inside lists and dicts, without times of numpy."""
-    if isinstance(value, dict):
-        return {name: _plain_times(each) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_plain_times(each) for each in value]
-    return plain(value) if isinstance(value, (np.datetime64, np.timedelta64)) else value
-
-
-def _has_nanoseconds(value: Any) -> bool:
-    """Return whether a value, also one inside lists and dicts, is a time of pandas with some."""
-    if isinstance(value, (dict, list)):
-        return any(map(_has_nanoseconds, value.values() if isinstance(value, dict) else value))
-    return bool(getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0))
-
-
-def _in_nanoseconds(kind: pa.DataType) -> pa.DataType:
-    """Return a type with nanoseconds, where Arrow infers microseconds for times of pandas."""
-    if pa.types.is_timestamp(kind):
-        return pa.timestamp("ns", kind.tz)
-    return pa.duration("ns") if pa.types.is_duration(kind) else kind
-
-
-def _with_room(kind: pa.DataType) -> pa.DataType:
-    """Return a type with decimals of all digits: Arrow infers as many as the first values have."""
-    return pa.decimal128(MAX_DIGITS, kind.scale) if pa.types.is_decimal128(kind) else kind

@@ -178,6 +178,11 @@ DAY = np.datetime64("2026-01-01")
         ([DAY.astype("M8[s]")], pa.timestamp("us")),
         ([DAY.astype("M8[ns]")], pa.timestamp("ns")),
         ([np.timedelta64(1, "h")], pa.duration("us")),
+        ([DAY.astype("M8[ns]"), pd.NaT], pa.timestamp("ns")),  # Arrow alone crashes
+        (
+            [{"at": [NS], "day": DAY}],
+            pa.struct([("at", pa.list_(pa.timestamp("ns"))), ("day", pa.date32())]),
+        ),
     ],
 )
 def test_the_type_of_times_holds_them(values: Any, expected: pa.DataType):
@@ -218,6 +223,13 @@ def test_tensors_of_torch_have_the_type_of_their_elements():
     assert column_type(cube) == vd.tensor("float32", (2, 5, 4))
     assert column_type(cube[:, 0, 0].half()) == pa.list_(pa.float16(), 4)
     assert column_type([torch.zeros(2)] * 3) == pa.list_(pa.float32())
+
+
+@pytest.mark.parametrize("values", [["a", b"b"], [dt.date(2026, 1, 1), 1], [[1.5, True]]])
+def test_values_that_no_type_takes_have_none(values: Any):
+    for convert in (column_type, lambda given: to_arrow(given, pa.binary())):
+        with pytest.raises(ValueError, match="rows have different types"):
+            convert(values)
 
 
 @pytest.mark.parametrize("value", [5, "text", {"a": 1}])
