@@ -417,12 +417,13 @@ class _Forecaster:
 
     def _due(self, key: str | None, stage: str, index: int) -> _Count:
         """Return the rows of a fragment of a stage to compute."""
-        plan, rows = self._partitions[key].stages[stage], self._rows(key, self._base(stage), index)
+        partition, rows = self._partitions[key], self._rows(key, self._base(stage), index)
+        plan = partition.stages[stage]
         counted = self._counted.computed.get((key, stage, index))
         if counted is not None:
             least, most, copied = counted
             return replace(_counted(least, most - least), computed=least, copied=copied)
-        if plan.row_definition or self._pipeline[stage].spec.is_inferred:
+        if plan.row_definition or stage not in partition.schemas:  # the run infers one upstream
             rows = replace(rows, known=max(rows.known, "at_most", key=_ORDER.index))
             if plan.former and {*plan.causes} == {RETRIED}:
                 part = self._read(stage, key, plan.former).parts[index]
