@@ -4,7 +4,7 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 
 | failure | retried | delay | counts against |
 |---|---|---|---|
-| a transient error of a call | `max_retries` times | 1 to 60 s, or as the server asks | the row |
+| a transient error of a call | `max_retries` times | 1 to 60 s, and at least as the server asks | the row |
 | another error of a call, or out of device memory | in halves, down to one row | | the row |
 | a server ended during a call | 2 times together, 3 times alone | random, before alone | the row |
 | a worker was lost with calls that were not alone in it | in parts, each alone | | nothing |
@@ -119,13 +119,13 @@ class Backoff:
         return longest * (1.0 - random.uniform(0.0, self.jitter))
 
     def after(self, error: BaseException, failures: int) -> float:
-        """The delay that the server asks for with an error; else `seconds`."""
+        """`seconds`, or the delay that the server asks for with an error if that is longer."""
         headers: Any = getattr(getattr(error, "response", error), "headers", None) or {}
         try:
             asked = float(headers.get("retry-after") or headers.get("Retry-After"))
         except (AttributeError, TypeError, ValueError):  # a date, or nothing
             asked = 0.0
-        return min(self.most, asked) if asked > 0 else self.seconds(failures)
+        return max(self.seconds(failures), min(self.most, asked))
 
 
 CALLS = Backoff(1.0, 60.0, 0.5)

@@ -83,6 +83,7 @@ def test_the_server_says_how_long_to_wait():
     assert CALLS.after(Busy(429, **{"retry-after": "7"}), 1) == 7
     assert CALLS.after(Busy(429, **{"retry-after": "86400"}), 1) == 60
     assert CALLS.after(Busy(429, **{"retry-after": "0"}), 1) >= 0.5, "it says nothing"
+    assert CALLS.after(Busy(429, **{"retry-after": "1"}), 5) >= 8, "it has said so five times"
     assert CALLS.after(Busy(429, **{"retry-after": "Fri, 20 Nov 2026 10:00:00 GMT"}), 1) <= 1
 
 
