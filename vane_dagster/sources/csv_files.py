@@ -134,7 +134,7 @@ class CsvSource(IngestedSource):
         fields = first(delimiter)
         if self.header is not True:
             declared = self.columns.names if self.columns is not None else self.header
-            names = declared or [f"column{number}" for number in range(len(fields))]
+            names = declared or _named([""] * len(fields))
             # With one column, empty lines are rows.
             return names, delimiter, begin if len(names) == 1 else start
         if not fields or lines.tell() >= _HEADER_BYTES:
@@ -143,7 +143,7 @@ class CsvSource(IngestedSource):
                 f"{_HEADER_BYTES >> 20} MiB. Check the quotes and the newlines, or declare "
                 "header=False"
             )
-        names = [field.encode("latin-1").decode().strip() for field in fields]
+        names = _named([field.encode("latin-1").decode().strip() for field in fields])
         lower = [name.lower() for name in names]
         if repeated := [name for name in names if lower.count(name.lower()) > 1]:
             raise stream.refused(
@@ -151,6 +151,11 @@ class CsvSource(IngestedSource):
                 "or declare skip_rows=1 and header=[...]"
             )
         return names, delimiter, lines.tell()
+
+
+def _named(names: Sequence[str]) -> list[str]:
+    """Name the columns that have no name, as pandas's index has none, by their numbers."""
+    return [name or f"column{number}" for number, name in enumerate(names)]
 
 
 def _explained(error: Exception, stream: TextStream) -> Exception:
@@ -218,7 +223,8 @@ def csv(
         delimiter: The character between fields. By default, in each file, the one of ``,``,
             tab, ``;`` and ``|`` that divides the header into the most fields.
         header: Whether the first row of each file has the names of the columns; or, for files
-            without a header, a list of the names.
+            without a header, a list of the names. A column without a name is ``column`` and its
+            number, counted from 0.
         quote: The character around fields; None if fields are not quoted.
         escape: The character before a quote in a quoted field; the quote itself by default.
         null_values: Unquoted texts that are read as null, in addition to the empty text. A quoted

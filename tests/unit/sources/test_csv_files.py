@@ -244,6 +244,7 @@ def test_a_value_of_a_type_is_read(kind, value, expected, tmp_path):
             {"header": False},
             [{"column0": each} for each in (None, None, *"x", None, *"y")],
         ),
+        (b",a,\n0,1,\n", {}, {"column0": 0, "a": 1, "column2": None}),
         (b"t\n", {"allow_empty": True}, []),
         ("t\n\ufeffx\n".encode(), {}, {"t": "\ufeffx"}),
     ],
