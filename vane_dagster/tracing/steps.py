@@ -153,7 +153,7 @@ def _lines(step: Step) -> Iterator[str]:
         yield "; ".join(f"{column}: {value}" for column, value in step.values.items())
     if step.url:
         yield step.url if step.row is None else f"row {step.row} of {step.url}"
-    if step.size is not None:
+    if step.size:  # a table in memory has none, and its version is its URL
         yield f"{step.size:,} bytes, version {step.version}"
     yield from _published(step.published)
     if made := [text for text in (_runs(step), _time(step)) if text]:

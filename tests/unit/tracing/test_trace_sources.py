@@ -80,6 +80,7 @@ def test_a_row_leads_to_its_file_and_number(traced, kind, stage):
     if kind == "table":
         assert step["url"].startswith("table://")
         assert step["row"] == 33
+        assert " bytes" not in str(vd.trace(f"{kind}/{stage}", id, store=traced))
         return
     path = Path(step["url"].removeprefix("file://"))
     if kind == "csv":
