@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from vane_dagster._texts import count
 from vane_dagster.errors import SourceError, names
 from vane_dagster.sources import SourceReader
 from vane_dagster.sources.base import ROW_ERROR
@@ -37,10 +38,8 @@ def scan_unchecked(rows: SourceRows, work: Work) -> pa.Table:
     if len(errors):
         first = errors[0].as_py()
         raise SourceError(
-            f"{work.location}: {len(errors)} rows of the source could not be read, so their id "
-            f"{rows.id!r} is null; the first error: {first['error']}: {first['message']}. Use "
-            f"an id that unreadable files have too, such as {PATH!r}, or remove the files from the "
-            "source"
+            f"{work.location}: {count(len(errors), 'row')} of the source could not be read, so no "
+            f"id {rows.id!r} is known; the first error: {first['error']}: {first['message']}"
         )
     return table
 
