@@ -81,8 +81,9 @@ class ManifestIndex:
         self._opened = functools.cache(functools.partial(store.opened_if_there, pipeline))
         self._read = functools.lru_cache(maxsize=2)(read_part)  # a part, and records of rows
         if pipeline.startswith("~") or not self.stages:
+            others = names(each for each in pipelines(store) if each != pipeline)
             raise TraceError(
-                f"{store.described} has no pipeline {pipeline!r}; it has {names(pipelines(store))}"
+                f"{store.described} has no pipeline {pipeline!r} with results; it has {others}"
             )
 
     @cached_property
