@@ -78,6 +78,13 @@ class StoredSource(ParquetFiles, InStore):
         subsets = mapped.partitions_subset, mapped.required_but_nonexistent_subset
         return [key for subset in subsets for key in subset.get_partition_keys()]
 
+    def _lacks(self, key: str | None) -> bool:
+        import dagster as dg
+
+        known = self.partitions_def
+        has_windows = isinstance(known, dg.TimeWindowPartitionsDefinition)
+        return key is not None and has_windows and not known.has_partition_key(key)
+
     def url_for(self, partition_key: str | None) -> str:
         """Return the name of the asset, for messages."""
         return f"{ASSET} {self.asset}"
@@ -110,6 +117,12 @@ class StoredSource(ParquetFiles, InStore):
         def listed(partition: str | None) -> Listed:
             keys = ([*in_force] or [None]) if is_whole else reads[partition]
             if missing := [key for key in keys if key not in in_force]:
+                if self._lacks(missing[0]):
+                    return SourceError(
+                        f"{location}: asset {self.asset!r} has no partition {missing[0]!r}, which "
+                        f"partition {partition!r} reads. To leave it out, pass partition_mapping="
+                        "dg.TimeWindowPartitionMapping(allow_nonexistent_upstream_partitions=True)"
+                    )
                 return SourceError(
                     f"{location}: asset {self.asset!r} was never materialized into "
                     f"{store.root.url!r}{_where(missing[0])}; materialize it first, with this "

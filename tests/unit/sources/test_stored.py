@@ -95,6 +95,11 @@ def test_a_partition_reads_what_its_mapping_names(store):
     assert sorted(found) == [*range(5, 20)]
     (error,) = plan_run(docs, STAGES, ["2026-01-05"], store).failed.values()
     assert "in partition '2026-01-05'; materialize it first" in str(error)
+    weeks = dg.WeeklyPartitionsDefinition("2025-12-28", end_date="2026-01-11")
+    weekly = over(vd.stored("raw", partitions_def=days), partitions_def=weeks)
+    (error,) = plan_run(weekly, STAGES, ["2025-12-28"], store).failed.values()
+    assert "has no partition '2025-12-28', which partition '2025-12-28' reads" in str(error)
+    assert "(allow_nonexistent_upstream_partitions=True)" in str(error)
     (dep,) = next(iter(docs.build_assets().specs)).deps
     assert dep.partition_mapping == earlier
 
