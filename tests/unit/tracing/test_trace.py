@@ -329,7 +329,7 @@ def test_merged_files_of_a_publication(tmp_path):
     ("stage", "id", "partition", "forward", "message"),
     [
         ("docs/none", 1, "2026-01-02", False, "'docs/none' was never.*'docs/by_doc'.*'docs/words'"),
-        ("nodocs/clean", 1, None, False, "no pipeline 'nodocs'; it has 'docs'"),
+        ("nodocs/clean", 1, None, False, "no pipeline 'nodocs' with results; it has 'docs'"),
         ("docs/clean", 1, "2026-01-01", False, "for partition '2026-01-01' .*1 partition: '2026"),
         ("docs/clean", 1, None, False, "is partitioned: name one with --partition,"),
         ("docs", 1, "2026-01-01", True, "never materialized for partition '2026-01-01'"),
@@ -350,6 +350,12 @@ def test_merged_files_of_a_publication(tmp_path):
 def test_what_is_not_there(traced, stage, id, partition, forward, message):
     with pytest.raises(vd.errors.TraceError, match=message):
         trace(traced, stage, id, partition, forward=forward)
+
+
+def test_a_pipeline_without_results_is_not_named(tmp_path):
+    (tmp_path / "docs").mkdir()
+    with pytest.raises(vd.errors.TraceError, match="no pipeline 'docs' with results; it has none"):
+        vd.trace("docs/clean", 1, store=str(tmp_path))
 
 
 def test_partitions_are_named_by_their_keys(tmp_path):
