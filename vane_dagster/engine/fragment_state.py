@@ -89,11 +89,9 @@ class FragmentState:
         task_states: Its stages to compute, upstream first.
         epoch: Incremented when it starts over, which identifies late answers.
         bytes_read: Bytes of the parts that it reads first.
-        peak: Maximum bytes of its tables at one time.
         known: Where rows are looked up, by stage, apart from the parts that this run has written.
         unreadable: Names of damaged files in which no rows are looked up any more.
         is_suspect: Whether it may have ended a worker: its calls are then alone at theirs.
-        charge: Bytes of the memory budget that it is charged.
     """
 
     partition: int
@@ -102,11 +100,9 @@ class FragmentState:
     task_states: dict[str, StageTaskState]
     epoch: int = 0
     bytes_read: int = 0
-    peak: int = 0
     known: dict[str, RowLookup] = field(default_factory=dict)
     unreadable: set[str] = field(default_factory=set)
     is_suspect: bool = False
-    charge: int = 0
 
     @property
     def rows(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 from vane_dagster.engine.fragment_state import FragmentState
 
@@ -34,58 +33,47 @@ class MemoryBudget:
         self._expansion = _MIN_EXPANSION
         self.runs: dict[tuple[int, int], FragmentState] = {}
         self._is_measured = False
-        self._charged = 0
+        self._source_bytes = 0  # of all fragments in progress
+
+    @property
+    def _charged_expansion(self) -> float:
+        return max(self._expansion, 0.0 if self._is_measured else _UNKNOWN_EXPANSION)
 
     def has_room_for(self, run: FragmentState) -> bool:
         """Whether there is room for a fragment."""
         if not self.runs:
             return True
-        wanted = self._charged + self._charge(run)
+        wanted = (self._source_bytes + _source(run)) * self._charged_expansion
         return len(self.runs) < self._most and wanted <= self._limit
 
     def charge(self, run: FragmentState) -> None:
         """Charge a new fragment."""
         self.runs[run.place] = run
-        self._recharge([run])
+        self._source_bytes += _source(run)
 
     def record_table(self, run: FragmentState, table_bytes: int) -> None:
         """Update the expansion from the bytes that a fragment holds, and those of a new table."""
-        run.peak = max(run.peak, run.held + table_bytes)
-        if (measured := run.peak / _source(run)) > self._expansion:
-            self._expansion = measured
-            self._recharge(self.runs.values())
+        self._expansion = max(self._expansion, (run.held + table_bytes) / _source(run))
 
     def last_to_continue(self) -> tuple[float, float]:
         """The last place of a fragment that may continue: it and earlier ones have room to grow."""
-        if self._charged <= self._limit:
+        expansion = self._charged_expansion
+        if self._source_bytes * expansion <= self._limit:
             return math.inf, 0
-        places, held = sorted(self.runs), sum(run.held for run in self.runs.values())
-        last = places[0]
-        for place in places:
-            held += max(0, self.runs[place].charge - self.runs[place].held)
+        runs = [self.runs[place] for place in sorted(self.runs)]
+        last, held = runs[0], float(sum(run.held for run in runs))
+        for run in runs:
+            held += max(0.0, _source(run) * expansion - run.held)
             if held > self._limit:
                 break
-            last = place
-        return last
+            last = run
+        return last.place
 
     def release(self, run: FragmentState) -> None:
         """Release a fragment's bytes."""
-        if self.runs.pop(run.place, None) is None:
-            return
-        self._charged -= run.charge
-        if run.task_states and not self._is_measured:
-            self._is_measured = True
-            self._recharge(self.runs.values())
-
-    def _recharge(self, runs: Iterable[FragmentState]) -> None:
-        for run in runs:
-            charge = self._charge(run)
-            self._charged += charge - run.charge
-            run.charge = charge
-
-    def _charge(self, run: FragmentState) -> int:
-        least = 0.0 if self._is_measured else _UNKNOWN_EXPANSION
-        return int(_source(run) * max(self._expansion, least))
+        del self.runs[run.place]
+        self._source_bytes -= _source(run)
+        self._is_measured |= bool(run.task_states)
 
 
 def _source(run: FragmentState) -> int:
