@@ -9,7 +9,6 @@ the metadata of its field says that it may have some.
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 
 from vane_dagster.types.schema import read_schema, schema_record
@@ -87,26 +86,16 @@ def _width(kind: pa.DataType) -> int:
 
 
 def _as_bytes(rows: pa.Array, kind: pa.DataType) -> pa.Array:
-    values, width = rows.values, kind.byte_width
     if not len(rows):
         return pa.array([], kind)
-    start = values.offset * values.type.bit_width // 8 + rows.offset * width
-    data = values.buffers()[1].slice(start, len(rows) * width)
-    return pa.Array.from_buffers(kind, len(rows), [_validity(rows), data])
+    values = rows.values
+    data = values.buffers()[1].slice(values.offset * values.type.bit_width // 8)
+    return pa.Array.from_buffers(kind, len(rows), [rows.buffers()[0], data], offset=rows.offset)
 
 
 def _as_tensors(rows: pa.Array, kind: pa.DataType) -> pa.Array:
-    width, flat = rows.type.byte_width, kind.storage_type
-    if not len(rows):
-        return pa.ExtensionArray.from_storage(kind, pa.array([], flat))
-    data = rows.buffers()[1].slice(rows.offset * width, len(rows) * width)
-    count = len(rows) * flat.list_size
-    values = pa.Array.from_buffers(kind.value_type, count, [None, data])
-    storage = pa.Array.from_buffers(flat, len(rows), [_validity(rows)], children=[values])
+    valid, data = rows.buffers()
+    flat, end = kind.storage_type, rows.offset + len(rows)
+    values = pa.Array.from_buffers(kind.value_type, end * flat.list_size, [None, data])
+    storage = pa.Array.from_buffers(flat, len(rows), [valid], offset=rows.offset, children=[values])
     return pa.ExtensionArray.from_storage(kind, storage)
-
-
-def _validity(rows: pa.Array) -> pa.Buffer | None:
-    if not rows.null_count:
-        return None
-    return pa.py_buffer(np.packbits(np.asarray(rows.is_valid()), bitorder="little"))

@@ -70,11 +70,11 @@ def write_part(
 
     It is on the disk for certain only after `StoragePath.sync`, before a manifest names it.
     """
-    low, high = id_range(table.column(target.id)) if target.id else (None, None)
+    ids = pc.min_max(table.column(target.id)).as_py() if target.id else {}  # None without rows
     counted = measure(table, target.measured, target.sums, wasted)
     stored = table if target.compression else without_null_marks(packed(table))
     info = PartInfo(
-        target.key, "", table.num_rows, 0, low, high,
+        target.key, "", table.num_rows, 0, ids.get("min"), ids.get("max"),
         measures=counted, sample=sample_rows(table), input_id=target.input_id, **facts,
     )  # fmt: skip
     data = encoded(
@@ -134,14 +134,6 @@ def read_part(folder: StoragePath, name: str, columns: Sequence[str] | None = No
 
     table = read_whole(folder, name, read).replace_schema_metadata(None)
     return unpacked(table, schema_of_rows(table.schema))
-
-
-def id_range(ids: pa.ChunkedArray) -> tuple[Any, Any]:
-    """Return smallest and largest id in their JSON form; a pair of None without rows."""
-    if not len(ids):
-        return None, None
-    limits = pc.min_max(ids).as_py()
-    return limits["min"], limits["max"]
 
 
 def _column_options(table: pa.Table, target: PartTarget) -> dict[str, Any]:
