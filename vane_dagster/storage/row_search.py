@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from vane_dagster._lazy import pc
 from vane_dagster.errors import StoreError
-from vane_dagster.storage.filesystem import StoragePath, in_threads
+from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.part_file import read_part
 
 Row = tuple[Any, ...]
@@ -18,52 +18,46 @@ Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class RowFile:
-    """A part: its folder, and its name there."""
+class Found:
+    """A row that was found.
+
+    Attributes:
+        folder: The folder of its part.
+        name: The part's file name.
+        row: Its number in the file, counted from 0.
+        keys: Its keys.
+    """
 
     folder: StoragePath
     name: str
-
-    @property
-    def url(self) -> str:
-        """The file's URL."""
-        return self.folder.file_url(self.name)
-
-
-@dataclass(frozen=True)
-class Found:
-    """A row that was found: its file, its number in the file counted from 0, and its keys."""
-
-    file: RowFile
     row: int
     keys: Row
 
+    @property
+    def url(self) -> str:
+        """The part's URL."""
+        return self.folder.file_url(self.name)
 
-def find(file: RowFile, keys: Sequence[str], position: int, wanted: Collection[Any]) -> list[Found]:
-    """Return the rows of a file with one of the wanted keys."""
+
+def find(
+    folder: StoragePath, name: str, keys: Sequence[str], position: int, wanted: Collection[Any]
+) -> list[Found]:
+    """Return the rows of a part with one of the wanted keys."""
     if not wanted:
         return []
-    rows = read_part(file.folder, file.name, keys).select(list(keys))
+    rows = read_part(folder, name, keys).select(list(keys))
     column = rows.column(position)
     numbers = pc.indices_nonzero(pc.is_in(column, value_set=_values(wanted, column.type)))
     values = zip(*(column.to_pylist() for column in rows.take(numbers).columns))
-    return [Found(file, n, k) for n, k in zip(numbers.to_pylist(), values)]
+    return [Found(folder, name, n, k) for n, k in zip(numbers.to_pylist(), values)]
 
 
-def find_any(
-    files: Sequence[RowFile], keys: Sequence[str], wanted: Any
-) -> tuple[int, Found] | None:
-    """Return the row with an id that is in at most one of several files."""
-    hits = in_threads(lambda file: find(file, keys, 0, [wanted]), files)
-    return next(((index, hit[0]) for index, hit in enumerate(hits) if hit), None)
-
-
-def row_at(file: RowFile, keys: Sequence[str], row: int) -> Found:
+def row_at(folder: StoragePath, name: str, keys: Sequence[str], row: int) -> Found:
     """Return the row with a number."""
-    table = read_part(file.folder, file.name, keys).select(list(keys)).slice(row, 1)
+    table = read_part(folder, name, keys).select(list(keys)).slice(row, 1)
     if not table.num_rows:
-        raise StoreError(f"{file.url!r} has no row {row}; was it rewritten?")
-    return Found(file, row, tuple(column[0].as_py() for column in table.columns))
+        raise StoreError(f"{folder.file_url(name)!r} has no row {row}; was it rewritten?")
+    return Found(folder, name, row, tuple(column[0].as_py() for column in table.columns))
 
 
 def _values(wanted: Collection[Any], kind: pa.DataType) -> pa.Array:

@@ -27,6 +27,7 @@ from vane_dagster.sources.row_ids import rule_of
 from vane_dagster.sources.stored import StoredSource
 from vane_dagster.storage.adoptions import Adoptions, adoptions, latest
 from vane_dagster.storage.definition_texts import read_texts
+from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import (
     FileRecord,
     FileSpan,
@@ -46,7 +47,7 @@ from vane_dagster.storage.row_records import (
     RUN_ID,
     parse_code,
 )
-from vane_dagster.storage.row_search import Found, RowFile, find, find_any
+from vane_dagster.storage.row_search import Found, find
 from vane_dagster.storage.sample import sample_rows, short_text
 from vane_dagster.storage.store import Store
 from vane_dagster.storage.stored_tables import identity_of
@@ -130,7 +131,7 @@ class ManifestIndex:
                 if messages := texts.get("messages"):  # empty if a function makes them
                     values["messages"] = short_text(messages, _MESSAGES)
             columns = _shown(with_rows(self.store, manifest).schema, manifest.keys)
-            part = self._read(row.file.folder, row.file.name, tuple(columns.names))
+            part = self._read(row.folder, row.name, tuple(columns.names))
             values |= _texts(part.select(columns.names), row.row)
         return values
 
@@ -199,25 +200,20 @@ class ManifestIndex:
         """Return the rows of a part with wanted values of their keys, in order."""
         if not manifest.parts[index].rows:
             return []
-        (file,) = self._files(manifest, [index])
-        by_row: dict[int, Found] = {}
-        for position, values in wanted.items():
-            for hit in find(file, manifest.keys, position, values):
-                by_row[hit.row] = hit
+        stored = with_rows(self.store, manifest)
+        part = self.store.parts_of(stored), stored.parts[index].name
+        hits = (find(*part, manifest.keys, place, values) for place, values in wanted.items())
+        by_row = {hit.row: hit for each in hits for hit in each}
         return [by_row[row] for row in sorted(by_row)]
 
     def locate(self, manifest: Manifest, id: Any) -> tuple[int, Found] | None:
         """Find the row of a stage by id."""
         parts = enumerate(manifest.parts)
         indexes = [i for i, part in parts if part.rows and part.id_min <= id <= part.id_max]
-        hit = find_any(self._files(manifest, indexes), manifest.keys, id)
-        return None if hit is None else (indexes[hit[0]], hit[1])
-
-    def _files(self, manifest: Manifest, indexes: Sequence[int]) -> list[RowFile]:
-        """Return the files with the rows of parts."""
         stored = with_rows(self.store, manifest)
-        folder = self.store.parts_of(stored)
-        return [RowFile(folder, stored.parts[index].name) for index in indexes]
+        folder, names = self.store.parts_of(stored), [stored.parts[i].name for i in indexes]
+        hits = in_threads(lambda name: find(folder, name, manifest.keys, 0, [id]), names)
+        return next(((index, hit[0]) for index, hit in zip(indexes, hits) if hit), None)
 
     def find_in_source(
         self, manifest: Manifest, spans: Sequence[FileSpan], id: Any

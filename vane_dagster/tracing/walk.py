@@ -19,7 +19,7 @@ from vane_dagster.sources.stored import ASSET, MAPPED_BY
 from vane_dagster.storage.filesystem import StoragePath, protocol_of
 from vane_dagster.storage.manifest import FragmentRecord, Manifest
 from vane_dagster.storage.reader import find
-from vane_dagster.storage.row_search import Found, RowFile, row_at
+from vane_dagster.storage.row_search import Found, row_at
 from vane_dagster.storage.store import Store
 from vane_dagster.tracing.manifest_index import (
     ManifestIndex,
@@ -141,9 +141,8 @@ class _BackwardWalk:
             index = next((i for i, part in enumerate(manifest.parts) if part.name == file), None)
             if index is None:
                 continue
-            part = RowFile(store.parts_of(manifest), file)
             try:
-                row = row_at(part, manifest.keys, step.row)
+                row = row_at(store.parts_of(manifest), file, manifest.keys, step.row)
             except (FileNotFoundError, StoreError):
                 return
             walk = _BackwardWalk(ManifestIndex(store, pipeline, manifest.partition))
@@ -231,7 +230,7 @@ def stage_step(
         kind=manifest.kind,
         partition=manifest.partition,
         keys=dict(zip(manifest.keys, keys)),
-        url=match.file.url if match else "",
+        url=match.url if match else "",
         row=match.row if match else None,
         reads=tuple(manifest.reads),
         manifest=name,
