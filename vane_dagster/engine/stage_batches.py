@@ -126,22 +126,13 @@ class StageBatches:
         if self.in_flight:
             known = {each.id for each in before}
             with self._connected() as api:
-                refreshed = (
-                    each if each.ended_at else self._look(api, each, known) for each in before
-                )
-                self.batches = [each for each in refreshed if each is not None]
+                found = [each if each.id else self._looked_up(api, each, known) for each in before]
+                self.batches = [
+                    each if each.ended_at or not each.id else self._looked_at(api, each)
+                    for each in found
+                    if each is not None
+                ]
         self._seen = {each.name for each in self.batches if each.ended_at}
-
-    def _look(
-        self, api: BatchApi, batch: ProviderBatch, known: Collection[str]
-    ) -> ProviderBatch | None:
-        """Return a batch in flight as it is now; None if there is none."""
-        identified = batch if batch.id else self._looked_up(api, batch, known)
-        return (
-            self._looked_at(api, identified)
-            if identified is not None and identified.id
-            else identified
-        )
 
     def _looked_up(
         self, api: BatchApi, batch: ProviderBatch, known: Collection[str]
@@ -179,18 +170,13 @@ class StageBatches:
 
     def cancel(self, names: Collection[str]) -> list[ProviderBatch]:
         """Cancel batches in flight by name; return them. Answers that they have are kept."""
+        canceled = []
         with self._connected() as api:
-            return [
-                self._canceled(api, each)
-                for each in self.in_flight
-                if each.name in names and each.id
-            ]
-
-    def _canceled(self, api: BatchApi, batch: ProviderBatch) -> ProviderBatch:
-        api.cancel(batch.id)
-        batch = replace(batch, is_canceled=True)
-        self.folder.write(batch)
-        return batch
+            for batch in (each for each in self.in_flight if each.name in names and each.id):
+                api.cancel(batch.id)
+                canceled.append(replace(batch, is_canceled=True))
+                self.folder.write(canceled[-1])
+        return canceled
 
     def answers(self, generation: int, id: str, adds_id: bool) -> BatchAnswers:
         """Return what a worker needs to answer requests of a partition's generation.
