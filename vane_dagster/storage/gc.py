@@ -21,7 +21,7 @@ import itertools
 import json
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from vane_dagster.errors import StoreError
@@ -43,9 +43,6 @@ from vane_dagster.storage.stored_tables import (
     record_of,
     tables,
 )
-
-_Needed = dict[str, "array[int]"]
-"""Manifests to keep by path, each with the hashes of the names of its parts: 8 bytes a part."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +97,9 @@ def collect(store: Store, policy: GcPolicy) -> Iterator[GcReport]:
     store = Store(store.root)  # a branch's fallback is not its own
     surveyed = [_survey(store, name, policy) for name in pipeline_folders(store.root)]
     stages = list(itertools.chain(*surveyed))
-    named = {identity for stage, _ in stages for identity in stage.tables}
-    for stage, needed in stages:
-        yield stage.collect(needed)
+    named = {identity for stage in stages for identity in stage.tables}
+    for stage in stages:
+        yield stage.collect()
     yield from _collect_files(
         FILES, shipped_files(store.root), policy, lambda path: path.endswith(RECORD), contents_of
     )
@@ -151,38 +148,29 @@ def _collect_files(
     yield report
 
 
-def _survey(store: Store, pipeline: str, policy: GcPolicy) -> list[tuple[_StageFolders, _Needed]]:
-    """List the stages of a pipeline, each with the manifests to keep, at one moment."""
-    folders = store.root.child(pipeline).folders()
-    listed = (_StageFolders(store, pipeline, name, policy) for name in folders)
-    stages = [stage for stage in listed if stage.holds_any()]
-    needed = _needed(stages)
-    return [(stage, needed[stage.name]) for stage in stages]
-
-
-def _needed(stages: list[_StageFolders]) -> dict[str, _Needed]:
-    """Return the manifests to keep, by stage.
+def _survey(store: Store, pipeline: str, policy: GcPolicy) -> Collection[_StageFolders]:
+    """List the stages of a pipeline, each with the manifests to keep, at one moment.
 
     These are the ones in force, those superseded recently, and those that one of them was made
     from.
     """
-    by_name = {stage.name: stage for stage in stages}
-    needed: dict[str, _Needed] = {stage.name: {} for stage in stages}
-    wanted = {(stage.name, path) for stage in stages for path in stage.current()}
+    folders = store.root.child(pipeline).folders()
+    listed = (_StageFolders(store, pipeline, name, policy) for name in folders)
+    stages = {stage.name: stage for stage in listed if stage.holds_any()}
+    wanted = {(name, path) for name, stage in stages.items() for path in stage.current()}
     while wanted:
         places = sorted(wanted)
-        opened = in_threads(lambda place: by_name[place[0]].references(place[1]), places)
+        opened = in_threads(lambda place: stages[place[0]].references(place[1]), places)
         wanted = set()
-        for (name, path), (files, identities, made_from) in zip(places, opened):
-            needed[name][path] = files
-            by_name[name].tables |= identities
+        for (name, path), (files, made_from) in zip(places, opened):
+            stages[name].needed[path] = files
             folder = path.rpartition("/")[0]
             for upstream, text in made_from.items():
                 place = f"{folder}/{text}"
-                if upstream in by_name and place in by_name[upstream].manifests:
+                if upstream in stages and place in stages[upstream].manifests:
                     wanted.add((upstream, place))
-        wanted -= {(name, path) for name, paths in needed.items() for path in paths}
-    return needed
+        wanted -= {(name, path) for name, stage in stages.items() for path in stage.needed}
+    return stages.values()
 
 
 class _StageFolders:
@@ -193,7 +181,9 @@ class _StageFolders:
     Attributes:
         name: The stage.
         manifests: Its manifests, as they were listed.
-        tables: The identities of tables that its manifests to keep name.
+        needed: The manifests to keep, each with the hashes of the names of its parts: 8 bytes a
+            part.
+        tables: The identities of tables that they name.
         definitions: The files with the texts of their definitions.
     """
 
@@ -201,6 +191,7 @@ class _StageFolders:
         self.name = name
         self._policy = policy
         self._report = GcReport(f"{pipeline}/{name}")
+        self.needed: dict[str, array[int]] = {}
         self.tables: set[str] = set()
         self.definitions: set[str] = set()
         self._place = (pipeline, name)
@@ -219,20 +210,20 @@ class _StageFolders:
         listed = (self._partitions, self.manifests, self._failed, self._condemned, self._target)
         return any(listed)
 
-    def references(self, path: str) -> tuple[array[int], set[str], Mapping[str, str]]:
-        """Read a manifest: its part files, its tables, and the manifests that it was made from.
+    def references(self, path: str) -> tuple[array[int], Mapping[str, str]]:
+        """Read a manifest: its part files, and the manifests that it was made from.
 
-        Its definition is added to `definitions`. One that is gone since it was listed has none: a
-        run or a collection has removed it.
+        Its definition and its tables are added to those of the stage. One that is gone since it was
+        listed has none: a run or a collection has removed it.
         """
         folder, _, name = path.rpartition("/")
         manifest = self._store.opened_if_there(*self._place, folder, name)
         if manifest is None:
-            return array("q"), set(), {}
+            return array("q"), {}
         files = array("q", (hash(file) for part in manifest.parts for file in part.files))
-        identities = (identity_of(file.url) for file in manifest.files)
+        self.tables.update(filter(None, (identity_of(file.url) for file in manifest.files)))
         self.definitions.add(file_of(manifest.definition))
-        return files, {each for each in identities if each}, manifest.upstream
+        return files, manifest.upstream
 
     def current(self) -> Iterator[str]:
         """Yield the manifests that are in force, announced, or recently superseded."""
@@ -260,11 +251,11 @@ class _StageFolders:
         """Whether a file is older than all runs and readers, so that it needs no mark."""
         return self._is_old(since + self._policy.grace)
 
-    def collect(self, needed: _Needed) -> GcReport:
+    def collect(self) -> GcReport:
         """Mark and delete parts; marked parts that are needed again are released."""
         collected = self._report
         kept: dict[str, list[array[int]]] = {}
-        for path, files in needed.items():
+        for path, files in self.needed.items():
             kept.setdefault(path.rpartition("/")[0], []).append(files)
         parts, manifests = self._folder.child("parts"), self._folder.child("manifests")
         unneeded = in_threads(
@@ -286,7 +277,7 @@ class _StageFolders:
             name = path.rpartition("/")[2]
             if name.startswith(TEMPORARY) and self._is_unused(stored.modified):
                 collected.temporaries[manifests.file_url(path)] = stored.size
-            elif path not in needed and ManifestName.parse(name):
+            elif path not in self.needed and ManifestName.parse(name):
                 collected.manifests[manifests.file_url(path)] = stored.size
         if not self._policy.dry_run:
             self._carry_out()
