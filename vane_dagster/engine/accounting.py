@@ -42,8 +42,6 @@ class PoolClock:
             added = {name: getattr(self.time, name) + time for name, time in times.items()}
             self.time = replace(self.time, **added)
             times.clear()
-        if worker_queue.is_deferred:
-            return
         ready, loading = worker_queue.calls_by_worker, len(worker_queue.loading)
         busy = sum(map(bool, ready.values()))
         idle = "room" if lacks_room else "input"

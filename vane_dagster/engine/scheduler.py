@@ -467,6 +467,8 @@ class WaveScheduler:
         newest = next(reversed(self._active.values()), None)
         states = newest.task_states if newest else {}
         for identity, pool_clock in self._pool_clocks.items():
+            if self._worker_group.is_deferred and identity != IO_WORKERS:
+                continue
             worker_queue = self._worker_group.worker_queues[identity]
             is_next = any(states[s].waits_for for s in pool_clock.time.stages if s in states)
             lacks_room = len(worker_queue) > 0 or (self._is_full and not is_next)

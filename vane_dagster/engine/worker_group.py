@@ -38,11 +38,9 @@ class WorkerQueue:
         exclusive: Workers with a call that tolerates no other beside it.
         ending: Workers that are replaced after their last call, and whether they get calls while
             no other is ready, as those on nodes that Ray drains.
-        is_deferred: Whether its workers wait with loading until there is a row to compute.
     """
 
     slots: int
-    is_deferred: bool = False
     calls_by_worker: dict[Worker, list[int]] = field(default_factory=dict)
     loading: set[Worker] = field(default_factory=set)
     exclusive: set[Worker] = field(default_factory=set)
@@ -139,6 +137,10 @@ class WorkerGroup:
     Other runs may lease the same workers. A worker serves the calls of all in the order of
     submission, and a run keeps as many executing as it has slots, and one queued. A run has no
     other call at a worker during an exclusive call; calls of other runs wait (`worker/turns.py`).
+
+    Attributes:
+        worker_queues: The worker queue of each pool, by its identity.
+        is_deferred: Whether models and servers are not loaded until there is a row to compute.
     """
 
     def __init__(
@@ -158,14 +160,11 @@ class WorkerGroup:
         models = {pool.identity: pool for pool in pools.values()}
         self._by_identity = {**models, **(servers or {})}
         self._servers = ServerGroup(lease, servers or {}, models, emit, server_changed)
-        slots = {identity: pool.slots for identity, pool in self._by_identity.items()}
-        slots |= {IO_WORKERS: 1}
+        queues = {i: WorkerQueue(pool.slots + 1) for i, pool in self._by_identity.items()}
+        self.worker_queues = {**queues, IO_WORKERS: WorkerQueue(2)}
+        self.is_deferred = is_deferred
         limits = {i: pool.lifecycle.startup_timeout_s for i, pool in self._by_identity.items()}
-        self.worker_queues = {
-            identity: WorkerQueue(count + 1, is_deferred and identity != IO_WORKERS)
-            for identity, count in slots.items()
-        }
-        self._limits = {IO_WORKERS: STARTUP_SECONDS, **limits}
+        self._limits = {**limits, IO_WORKERS: STARTUP_SECONDS}
         self._failed_starts: dict[Worker, int] = {}
         self._last_start_report = self._clock()
         self._starting: dict[int, Worker] = {}
@@ -193,10 +192,8 @@ class WorkerGroup:
 
     def load(self) -> None:
         """Let the workers construct their models: there is a row to compute."""
-        deferred = [queue for queue in self.worker_queues.values() if queue.is_deferred]
-        for queue in deferred:
-            queue.is_deferred = False
-        if deferred:
+        if self.is_deferred:
+            self.is_deferred = False
             self._start_deferred()
 
     def _start(self, worker: Worker) -> None:
@@ -212,10 +209,11 @@ class WorkerGroup:
 
     def _must_wait(self, identity: str) -> bool:
         """Whether the workers of a pool wait for the servers that they call, or for rows."""
-        pool = self._by_identity.get(identity)
-        return self.worker_queues[identity].is_deferred or any(
+        if (pool := self._by_identity.get(identity)) is None:  # it reads and writes
+            return False
+        return self.is_deferred or any(
             self.worker_queues[server].loading & self._leased or not self._servers.answers(server)
-            for server in (pool.uses.values() if pool else ())
+            for server in pool.uses.values()
         )
 
     def _start_deferred(self) -> None:
