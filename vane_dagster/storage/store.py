@@ -124,11 +124,8 @@ class Store:
         if len(wanted) > _LISTED_ONE_BY_ONE:
             listed = self.latest_of_all(pipeline, stage)
             return {wanted[folder]: name for folder, name in listed.items() if folder in wanted}
-        names: dict[str | None, ManifestName] = {}
-        for key in wanted.values():
-            name = self.latest_own(pipeline, stage, key)
-            if name is not None:
-                names[key] = name
+        own = ((key, self.latest_own(pipeline, stage, key)) for key in wanted.values())
+        names = {key: name for key, name in own if name is not None}
         if self.fallback is not None:
             lacking = [key for key in wanted.values() if key not in names]
             names |= _finished(self.fallback.latest(pipeline, stage, lacking))

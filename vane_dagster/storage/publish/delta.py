@@ -10,13 +10,11 @@ from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
-from vane_dagster._arguments import check_installed
 from vane_dagster.errors import StoreError
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.publish.column_types import flat_type
 from vane_dagster.storage.publish.compaction import Parts
 from vane_dagster.storage.publish.table import TablePublisher
-from vane_dagster.storage.publish.target import Target
 from vane_dagster.storage.table_options import driver_options, driver_url
 
 _WIDER = {
@@ -33,13 +31,9 @@ class DeltaPublisher(TablePublisher):
     """A publisher into a Delta table, as one partition of it or as the whole table."""
 
     format = "delta"
+    module = "deltalake"
     label = "Delta table"
     altered_by = "write_deltalake with schema_mode='overwrite', or to add columns table.alter"
-
-    @classmethod
-    def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
-        check_installed(f"{where}: format='delta'", "deltalake", "delta")
-        return super().validate(declared, where, partitioned)
 
     @staticmethod
     def _flat_type(kind: pa.DataType) -> pa.DataType | None:

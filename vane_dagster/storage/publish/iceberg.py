@@ -36,6 +36,7 @@ class IcebergPublisher(TablePublisher):
     """
 
     format = "iceberg"
+    module = "pyiceberg"
     label = "Iceberg table"
     schemes = ("s3", "s3a", "gs", "gcs", "abfs", "abfss")
     altered_by = "pyiceberg's table.update_schema()"

@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow as pa
 
 from vane_dagster import _failpoints
-from vane_dagster._arguments import check_installed
 from vane_dagster.storage.lance_table import open_table
 from vane_dagster.storage.manifest import Manifest
 from vane_dagster.storage.publish.compaction import Parts, staged_rows
@@ -53,6 +52,7 @@ class LancePublisher(TablePublisher):
     """A publisher into a Lance table, as one partition of it or as the whole table."""
 
     format = "lance"
+    module = "lance"
     label = "Lance table"
     altered_by = "alter_columns, add_columns or drop_columns of pylance"
     suffix = ".lance"
@@ -62,11 +62,6 @@ class LancePublisher(TablePublisher):
     def __init__(self, declared: Target, partition: str | None) -> None:
         super().__init__(declared, partition)
         self._owner = _owner_of(self._key)
-
-    @classmethod
-    def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
-        check_installed(f"{where}: format='lance'", "lance", "lance")
-        return super().validate(declared, where, partitioned)
 
     # The files
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from vane_dagster import retries
-from vane_dagster._arguments import PLACEHOLDER, text
+from vane_dagster._arguments import PLACEHOLDER, check_installed, text
 from vane_dagster._texts import listed
 from vane_dagster.errors import DefinitionError, SchemaError, StoreError, VaneError
 from vane_dagster.storage.filesystem import StoragePath, in_threads
@@ -36,7 +36,8 @@ class TablePublisher(Publisher):
     so it is made once however often a run is interrupted.
 
     Attributes:
-        format: The name of the format in manifests.
+        format: The name of the format in manifests, and of the package's extra.
+        module: The module of its library.
         label: What the format calls a table, such as "Delta table".
         schemes: The schemes of URLs that the format's driver opens, besides local paths.
         altered_by: The calls of the format's library that change a table's columns.
@@ -47,6 +48,7 @@ class TablePublisher(Publisher):
 
     has_folder_per_partition = False
     format: ClassVar[str]
+    module: ClassVar[str]
     label: ClassVar[str]
     schemes: ClassVar[Sequence[str]] = ("s3", "s3a")
     altered_by: ClassVar[str]
@@ -62,6 +64,7 @@ class TablePublisher(Publisher):
 
     @classmethod
     def validate(cls, declared: Target, where: str, partitioned: bool) -> Target:
+        check_installed(f"{where}: format={cls.format!r}", cls.module, cls.format)
         url, partition_column = declared.url, declared.partition_column
         if fields := PLACEHOLDER.findall(url):
             raise DefinitionError(
