@@ -57,18 +57,13 @@ def causes(
     for stage, digest in others.items():
         then = ManifestName.parse(former.upstream.get(stage, ""))
         if then is None or then.plan != digest:
-            counts[upstream_changed(stage)] = 1
+            counts[f"upstream stage {stage!r} changed"] = 1
     types = _changed_types(former.schema, schema) if SOURCE in former.reads else []
     if not counts and [*former.undone] != [*undone]:
         counts["an adoption was undone"] = 1
     elif not counts:
         counts[f"the source's options{'' if types else ' or fragment_rows'} changed"] = 1
     return counts + Counter(types)
-
-
-def upstream_changed(stage: str) -> str:
-    """Return the cause that an upstream stage is computed again."""
-    return f"upstream stage {stage!r} changed"
 
 
 def changed(before: Iterable[Component], now: Iterable[Component]) -> Mapping[str, str]:

@@ -106,7 +106,7 @@ def fragment_rule(pipeline: Pipeline, store: Store, keep: bool = True) -> Fragme
     default = default_rule([spec.batch_size for spec in maps if spec.batch_size])
     limits = [rows for spec in maps if (rows := spec.max_fragment_rows)]
     rule = {"rows": min([default.rows, *limits]), "bytes": default.bytes}
-    kept = store.setting(pipeline.name, "fragments", rule, keep)
+    kept = store.fragment_rule(pipeline.name, rule, keep)
     return FragmentRule(int(kept["rows"]), int(kept["bytes"]))
 
 

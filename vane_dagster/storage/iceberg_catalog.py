@@ -82,11 +82,9 @@ def parse_catalog(where: str, catalog: Any) -> IcebergCatalog:
     check_installed(where, "pyiceberg", "iceberg")
     if isinstance(catalog, str) and catalog:
         return IcebergCatalog(catalog)
-    name: Any
-    properties: Any
     if isinstance(catalog, Mapping):
-        name = catalog.get("name", DEFAULT_CATALOG)
-        properties = {each: value for each, value in catalog.items() if each != "name"}
+        properties: Any = dict(catalog)
+        name = properties.pop("name", DEFAULT_CATALOG)
     else:
         name, properties = getattr(catalog, "name", None), getattr(catalog, "properties", None)
     if not isinstance(name, str) or not isinstance(properties, Mapping):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import time
@@ -37,6 +38,7 @@ PUBLISHED = "~published"
 TARGET = "target.json"
 """The file with the target of a `write` stage."""
 _SOURCE = "source.json"
+_FRAGMENTS = "fragments.json"
 BRANCH = "branch.json"
 """The file of a branch that names its fallback, from its first run on."""
 CONDEMNED = "condemned.json"
@@ -328,18 +330,14 @@ class Store:
         """Store the description of a pipeline's source."""
         self.root.child(pipeline).write(_SOURCE, json.dumps({"source": source}).encode())
 
-    def setting(
-        self, pipeline: str, name: str, default: Mapping[str, Any], keep: bool = True
-    ) -> dict[str, Any]:
-        """Return a pipeline's stored setting; on first use, store `default` and return it."""
-        folder, file = self.root.child(pipeline), f"{name}.json"
+    def fragment_rule(self, pipeline: str, default: dict[str, int], keep: bool) -> dict[str, int]:
+        """Return a pipeline's stored rule; on first use, `default`, which is stored to keep it."""
         fix = "Fix it, or delete it to restore the default"
-        record: dict[str, Any] | None = self.read_record([pipeline], file, dict, fix)
-        if record is not None:
-            return record
-        if keep and not folder.create(file, json.dumps(dict(default)).encode()):
-            return self.setting(pipeline, name, default)  # another run was first
-        return dict(default)
+        read = functools.partial(self.read_record, [pipeline], _FRAGMENTS, dict, fix)
+        if (rule := read()) is None and keep:
+            self.root.child(pipeline).create(_FRAGMENTS, json.dumps(default).encode())
+            rule = read()  # another run may have been first
+        return rule or default
 
 
 def latest_name(names: Collection[str]) -> ManifestName | None:

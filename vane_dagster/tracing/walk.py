@@ -167,7 +167,6 @@ class _BackwardWalk:
             where = fragment_index(above, fragment) if above else None
             asked = self._asked.setdefault(node, _WantedRows(where))
             if above is None or where is None:
-                asked.by.setdefault(0, {})
                 self._ask_source(manifest, index, rows)
                 continue
             position, wanted = aligned(rows, len(manifest.keys), len(above.keys))
