@@ -262,7 +262,7 @@ class Committer:
                 if result.blocks:
                     raise BlockedError(stage, result, commit.former)
 
-    def _record_checks(self, commit: Commit, manifest: Manifest) -> Manifest:
+    def _record_checks(self, manifest: Manifest) -> Manifest:
         """Evaluate and record the checks of a manifest; return it with their results."""
         partition = manifest.partition
         results_here = self._evaluate_checks(manifest)
@@ -312,7 +312,7 @@ class Committer:
 
     def _verified(self, commit: Commit, manifest: Manifest) -> Manifest:
         """Return a manifest that may be committed, with the results of its checks and figures."""
-        manifest = self._record_checks(commit, manifest)
+        manifest = self._record_checks(manifest)
         if commit.unique:
             with self._unique_lock:  # it may take _MAX_MEMORY
                 check_unique(manifest, commit.folder, commit.unique)

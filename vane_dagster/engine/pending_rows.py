@@ -91,7 +91,7 @@ class PendingRows:
             )
             lost = batches.submit(wanted, record, self._emit)
             refused |= {(i, stage): lost[keys[i]] for i in asked if keys[i] in lost}
-        for (index, stage), _ in self._fragments.items():
+        for index, stage in self._fragments:
             above = [
                 s for s in self._asked
                 if index in self._asked[s] and stage in plan.with_downstream(s)

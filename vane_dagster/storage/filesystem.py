@@ -349,7 +349,7 @@ def modified(info: Mapping[str, Any]) -> float:
         if (value := info.get(name)) is None:
             continue
         if isinstance(value, str):
-            value = datetime.fromisoformat(value.replace("Z", "+00:00"))
+            value = datetime.fromisoformat(value)
         return value.timestamp() if isinstance(value, datetime) else float(value)
     return math.inf
 
