@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 from vane_dagster._secrets import keep
@@ -28,7 +29,8 @@ class ServerGroup:
     ) -> None:
         self._lease, self._servers, self._clients, self._emit = lease, servers, clients, emit
         self._changed = changed
-        self._replicas: dict[Worker, ServerStatus] = {}
+        # The replicas of each server, by the name of their worker.
+        self._replicas = defaultdict[str, dict[str, ServerStatus]](dict)
 
     def endpoints_of(self, worker: Worker) -> Endpoints:
         """The endpoints of the servers that a worker's code calls, by the servers' keys.
@@ -48,25 +50,18 @@ class ServerGroup:
 
     def _ready(self, identity: str) -> Sequence[Endpoint]:
         """The endpoints of a server's replicas, in an order that is the same for all runs."""
-        replicas = sorted(self._replicas.items(), key=lambda item: item[0].name)
-        return [
-            status.endpoint
-            for worker, status in replicas
-            if worker.pool == identity and status.endpoint is not None
-        ]
+        endpoints = (status.endpoint for _, status in sorted(self._replicas[identity].items()))
+        return [endpoint for endpoint in endpoints if endpoint is not None]
 
     def answers(self, identity: str) -> bool:
         """Whether a replica of a server is up, as its worker reported it last."""
-        return any(
-            worker.pool == identity and status.state == "ready"
-            for worker, status in self._replicas.items()
-        )
+        return any(status.state == "ready" for status in self._replicas[identity].values())
 
     def update(self, worker: Worker, status: ServerStatus) -> None:
         """Take over what a replica's worker reports, and tell the workers that call it."""
-        known, endpoint = self._replicas.get(worker), status.endpoint
+        replicas, endpoint = self._replicas[worker.pool], status.endpoint
         keep([endpoint.api_key] if endpoint else [])
-        self._replicas[worker] = status
+        known, replicas[worker.name] = replicas.get(worker.name), status
         restarts = max(0, status.restarts - known.restarts) if known is not None else 0
         if restarts:
             label = self._servers[worker.pool].label
@@ -78,7 +73,7 @@ class ServerGroup:
 
     def remove(self, worker: Worker) -> None:
         """Forget a replica that is gone."""
-        if self._replicas.pop(worker, None) is not None:
+        if self._replicas[worker.pool].pop(worker.name, None) is not None:
             self._report(worker.pool)
             self._announce(worker.pool)
 
@@ -92,8 +87,7 @@ class ServerGroup:
             self._lease.announce(worker, endpoints)
 
     def _report(self, identity: str, restarts: int = 0) -> None:
-        statuses = {w.name: status for w, status in self._replicas.items() if w.pool == identity}
-        self._changed(self._servers[identity], statuses, restarts)
+        self._changed(self._servers[identity], self._replicas[identity], restarts)
 
     def _announce(self, identity: str) -> None:
         for worker in self._lease.workers():
