@@ -33,7 +33,6 @@ from vane_dagster.storage.manifest import (
     FileSpan,
     FragmentRecord,
     Manifest,
-    PartInfo,
 )
 from vane_dagster.storage.part_file import read_part
 from vane_dagster.storage.paths import partition_folder
@@ -107,7 +106,8 @@ class ManifestIndex:
         if not part.row_records or part.made is None:
             return None
         try:
-            records = self._row_records(manifest, part)
+            folder = self.store.parts_of(manifest)
+            records = self._read(folder, part.row_records, (ID, *ORIGIN))
         except StoreError:
             return None
         ids = records.column(ID)
@@ -118,9 +118,6 @@ class ManifestIndex:
             return None
         code, _ = parse_code(values[CODE])
         return RowOrigin(values[RUN_ID], values[MODEL], code, values[AT].timestamp())
-
-    def _row_records(self, manifest: Manifest, part: PartInfo) -> pa.Table:
-        return self._read(self.store.parts_of(manifest), part.row_records, (ID, *ORIGIN))
 
     def values(self, manifest: Manifest, definition: str, row: Found) -> Mapping[str, str]:
         """Return the values of a stage's row besides its keys, and the messages of a prompt."""
