@@ -219,7 +219,7 @@ class RunState:
             if name in lost and (index, name) not in self.failed:
                 self.failed[index, name] = error
                 self.emit(Failed(name, key, error, None if name == stage else stage))
-        self._commit_waiting(index)
+        self._commit_complete(index)
         return lost
 
     def _keep_failed_rows(self, index: int, stage: str, error: VaneError) -> None:
@@ -238,7 +238,7 @@ class RunState:
     def pend(self, index: int, stage: str, fragment: int, recorded: Sequence[Recorded]) -> set[str]:
         """Give up a stage and those downstream of it for a fragment that waits for batches."""
         waiting = self.pending.add(index, stage, fragment, recorded)
-        self._commit_waiting(index)
+        self._commit_complete(index)
         return waiting
 
     def submit(self) -> None:
@@ -286,14 +286,12 @@ class RunState:
         """Wait until all commits are done."""
         self._committer.close()
 
-    def _commit_waiting(self, index: int) -> None:
-        """Commit what may have waited for a partition that commits less than was planned."""
-        for waiting in (index, *self._compared_with.get(index, ())):
-            self._commit_complete(waiting)
-
     def _commit_complete(self, index: int) -> None:
-        """Commit what is complete of a partition, and of those that are compared with it."""
-        waiting = [index]
+        """Commit what is complete of a partition, and of those that are compared with it.
+
+        The latter may wait for a stage that this one does not commit.
+        """
+        waiting = [*self._compared_with.get(index, ()), index]
         while waiting:
             if self._commits_some(index := waiting.pop()):
                 waiting += self._compared_with.get(index, ())

@@ -126,10 +126,10 @@ class Store:
         if len(wanted) > _LISTED_ONE_BY_ONE:
             listed = self.latest_of_all(pipeline, stage)
             return {wanted[folder]: name for folder, name in listed.items() if folder in wanted}
-        own = ((key, self.latest_own(pipeline, stage, key)) for key in wanted.values())
-        names = {key: name for key, name in own if name is not None}
+        keys = wanted.values()
+        names = {key: name for key in keys if (name := self.latest_own(pipeline, stage, key))}
         if self.fallback is not None:
-            lacking = [key for key in wanted.values() if key not in names]
+            lacking = [key for key in keys if key not in names]
             names |= _finished(self.fallback.latest(pipeline, stage, lacking))
         return names
 
@@ -143,8 +143,7 @@ class Store:
         for path in self.root.child(pipeline, stage, "manifests").walk():
             folder, _, name = path.rpartition("/")
             listed.setdefault(folder, []).append(name)
-        newest = {folder: latest_name(names) for folder, names in listed.items()}
-        own = {folder: name for folder, name in newest.items() if name is not None}
+        own = {folder: newest for folder in listed if (newest := latest_name(listed[folder]))}
         if self.fallback is None:
             return own
         return _finished(self.fallback.latest_of_all(pipeline, stage)) | own
