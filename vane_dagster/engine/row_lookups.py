@@ -154,10 +154,8 @@ class RowLookups:
         without: Collection[str] = (),
     ) -> Iterator[RecordGroup]:
         """Yield the parts of a manifest, if it can be read and has the stage's row definition."""
-        manifest, known = (
-            opened(read, self._state.emit),
-            self._stage_plan(partition, stage).known_rows,
-        )
+        manifest = opened(read, self._state.emit)
+        known = self._stage_plan(partition, stage).known_rows
         if manifest is None or manifest.row_definition not in known:
             return
         folder = self._state.store.parts_of(manifest)
