@@ -145,12 +145,13 @@ class RunState:
             if spec.publishes:
                 target = spec.branch_target or spec.target
                 self.store.keep_target(self.pipeline.name, stage, target.url)
-        for index, partition in enumerate(self.plan.partitions):
+        for partition in self.plan.partitions:
             if partition.fragments and not partition.is_sample:
                 self._committer.hash_ahead(partition.files)
             for stage, stage_plan in partition.stages.items():
                 if stage_plan.done:
                     self.emit(Unchanged(stage, partition.key, stage_plan.done))
+        for index in range(len(self.plan.partitions)):
             self._commit_complete(index)
 
     def add_part(self, index: int, stage: str, fragment: int, part: Part) -> None:
