@@ -4,7 +4,7 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 
 | failure | retried | delay | counts against |
 |---|---|---|---|
-| a transient error of a call | `max_retries` times | 1 to 60 s, or longer if asked | the row |
+| a transient error of a call | `max_retries` times in a row without an answer to any of its rows | 1 to 60 s, or longer if asked | the row |
 | another error of a call, or out of device memory | in halves, down to one row | | the row |
 | a server ended during a call | 2 times together, 3 times alone | random, before alone | the row |
 | a worker was lost with calls that were not alone in it | in parts, each alone | | nothing |

@@ -127,6 +127,19 @@ def test_retries_are_counted_by_row_where_rows_are_reported_and_by_call_otherwis
     assert (outcome.retries, outcome.rate_limited) == (3, 2)
 
 
+def test_a_retry_counts_if_no_row_of_the_call_was_answered():
+    """An endpoint that answers two rows a second, and then none any more."""
+
+    def answer(batch):
+        made, left = batch.slice(0, 2 * (batch.num_rows > 4)), batch.num_rows
+        return Partial(made, dict.fromkeys(range(made.num_rows, left), Status(429)))
+
+    outcome, calls, waits = driven(range(20), Policy("quarantine", max_retries=2), answer)
+    assert [len(ids) for ids in calls] == [20, 18, 16, 14, 12, 10, 8, 6, 4, 4, 4]
+    assert [fault.batch["id"].to_pylist() for fault in outcome.faults] == [[16], [17], [18], [19]]
+    assert max(waits[:-2]) <= 1 < waits[-1]
+
+
 def test_errors_that_cost_something_are_added_up():
     errors = {1: Refused("no"), 2: ValueError("no")}
     policy = Policy("quarantine")
