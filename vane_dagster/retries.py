@@ -4,7 +4,7 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 
 | failure | retried | delay | counts against |
 |---|---|---|---|
-| a transient error of a call | `max_retries` times in a row without an answer to any of its rows | 1 to 60 s, or longer if asked | the row |
+| a transient error of a call* | `max_retries` times in a row | 1 to 60 s, or as asked | the row |
 | another error of a call, or out of device memory | in halves, down to one row | | the row |
 | a server ended during a call | 2 times together, 3 times alone | random, before alone | the row |
 | a worker was lost with calls that were not alone in it | in parts, each alone | | nothing |
@@ -17,6 +17,8 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 | a server crashed or did not start | 12 crashes, 3 starts in a row | 1 to 30 s | the server |
 | a transient error of storage | 3 more times | 0.5 to 2 s | the operation |
 | a conflict with another writer of a table | 59 more times | up to 1.6 s | the transaction |
+
+*The count begins anew once other rows of the call are answered.
 
 A batch whose last retry has failed too is halved: each half is called once, and a row alone has
 retries again. The parts of a lost call are its batch in progress, the rows before and those after;
