@@ -19,10 +19,21 @@ import pytest
 
 import vane_dagster as vd
 from support.coming_from_data import TEXTS, write_data
-from support.data import read_stage
+from support.data import read_stage, write_source
+from support.in_process import InProcessCompute
 from support.llm_server import KEY, Server, serving
 from support.results import Run
-from support.snippets import PAGES, loaded, pipelines, refused, snippets, stage_of
+from support.snippets import (
+    FOLDER,
+    PAGES,
+    block,
+    imported,
+    loaded,
+    pipelines,
+    refused,
+    snippets,
+    stage_of,
+)
 from support.warm_workers import workers_that_imported
 from vane_dagster.pipeline.map_spec import MapBatchesSpec
 
@@ -256,6 +267,19 @@ def test_an_argument_of_theirs_is_refused(
     reviews = vd.Pipeline("reviews", source=vd.parquet("reviews.parquet"), id="id")
     with pytest.raises(vd.errors.DefinitionError, match=f"unknown argument {name!r}"):
         reviews.map_batches("m", len, schema={"n": "BIGINT"}, **{name: given})
+
+
+def test_an_asset_on_dagster_ray_becomes_a_pipeline(tmp_path, monkeypatch):
+    text = (FOLDER / "dagster-ray.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "lengths.py").write_text(block(text, "A model in an asset"))
+    write_source(tmp_path / "reviews/2026-01-02", {"id": [1, 2], "text": ["Fine", "Good"]})
+    ours = block(text, "The same as a pipeline")
+    with imported(ours, "from_dagster_ray", tmp_path, {"RayCompute": "LocalCompute"}) as module:
+        assert module.defs.resolve_job_def("__ASSET_JOB")
+        module.reviews.run("2026-01-02", store="store", compute=InProcessCompute())
+    assert vd.load("reviews/published", store="store").to_pydict()["length"] == [4, 4]
 
 
 @of(ALL)
