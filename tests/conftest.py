@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -71,6 +72,12 @@ def pytest_sessionfinish() -> None:
     """Frees what is left once. pytest and the interpreter collect several times as they end."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts() -> None:
+    """Processes that tests start inherit this; in the background, a shell ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
