@@ -15,9 +15,7 @@ import pytest
 import vane_dagster as vd
 from support.arguments import grouped
 from support.data import read_stage, write_source
-from support.poison import (
-    EXCEPTIONS,
-)
+from support.poison import EXCEPTIONS
 from support.results import failure
 
 ROWS = 20
@@ -64,15 +62,17 @@ class Constructor:
         return plain(batch)
 
 
-def pipeline(tmp_path: Path, fn, kinds=(), rows=0, **kwargs) -> vd.Pipeline:
-    kinds = list(kinds)
-    kinds += [None] * ROWS
+def pipeline(tmp_path: Path, *fns, kinds=(), **kwargs) -> vd.Pipeline:
+    """A stage for each function, with its name."""
+    kinds = [*kinds, *[None] * ROWS]
     source = {"id": pa.array(range(len(kinds)), pa.int64()), "kind": pa.array(kinds, pa.string())}
     write_source(tmp_path / "source", source)
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id="id")
     given = {"schema": {"y": "BIGINT"}, "batch_size": 8, "version": "1", "concurrency": 1}
     options = {"on_error": "quarantine", "max_error_rate": 0.9, "max_retries": 0}
-    docs.map_batches("double", fn, **grouped({**given, **options, **kwargs}))
+    for fn in fns:
+        more = {"max_concurrency": 4} if fn is cancels_itself else {}
+        docs.map_batches(fn.__name__, fn, **grouped({**given, **options, **more, **kwargs}))
     return docs
 
 
@@ -83,13 +83,13 @@ def test_each_poison_row_is_quarantined_alone(
     fn, timeout_s, on_ray, tmp_path, local, cluster, materialize
 ):
     kinds = list(EXCEPTIONS)
-    docs = pipeline(tmp_path, fn, kinds, timeout_s=timeout_s)
+    docs = pipeline(tmp_path, fn, kinds=kinds, timeout_s=timeout_s)
 
     materialize(docs, vd.RayCompute(cluster=cluster) if on_ray else local)
 
-    ys = read_stage(tmp_path / "store", "docs", "double")["y"].to_pylist()
+    ys = read_stage(tmp_path / "store", "docs", fn.__name__)["y"].to_pylist()
     assert ys == [2 * i for i in range(len(kinds), len(kinds) + ROWS)]
-    rows = vd.quarantine("docs/double", store=str(tmp_path / "store")).to_pylist()
+    rows = vd.quarantine(f"docs/{fn.__name__}", store=str(tmp_path / "store")).to_pylist()
     found = {kinds[row["id"]]: row for row in rows}
     assert list(found) == kinds
     assert found["KeyboardInterrupt"]["message"] == "stop"
@@ -161,24 +161,30 @@ async def cancels_itself(batch):
 
 
 @pytest.mark.parametrize(
-    ("fn", "on_ray", "error"),
+    ("errors", "on_ray"),
     [
-        (closes, True, "WorkerDied"),
-        (reuses, False, "WorkerDied"),
-        (leaks, False, "WorkerDied"),
-        (forks, False, None),  # the child is ended
-        (forks_later, False, None),
-        (cancels_itself, False, "CancelledError"),
+        ({closes: "WorkerDied"}, True),
+        (
+            {
+                reuses: "WorkerDied",
+                leaks: "WorkerDied",
+                forks: None,  # the child is ended
+                forks_later: None,
+                cancels_itself: "CancelledError",
+            },
+            False,
+        ),
     ],
+    ids=["ray", "subprocesses"],
 )
 def test_what_code_does_to_its_worker_costs_its_row_at_most(
-    fn, on_ray, error, tmp_path, local, cluster, materialize
+    errors, on_ray, tmp_path, local, cluster, materialize
 ):
-    more = {"max_concurrency": 4} if fn is cancels_itself else {}
     compute = vd.RayCompute(cluster=cluster) if on_ray else local
-    materialize(pipeline(tmp_path, fn, **more), compute)
+    materialize(pipeline(tmp_path, *errors), compute)
 
-    ys = read_stage(tmp_path / "store", "docs", "double")["y"].to_pylist()
-    assert ys == [2 * i for i in range(ROWS) if error is None or i != BAD]
-    rows = vd.quarantine("docs/double", store=str(tmp_path / "store")).to_pylist()
-    assert [(row["id"], row["error"]) for row in rows] == ([(BAD, error)] if error else [])
+    for fn, error in errors.items():
+        ys = read_stage(tmp_path / "store", "docs", fn.__name__)["y"].to_pylist()
+        assert ys == [2 * i for i in range(ROWS) if error is None or i != BAD], fn
+        rows = vd.quarantine(f"docs/{fn.__name__}", store=str(tmp_path / "store")).to_pylist()
+        assert [(row["id"], row["error"]) for row in rows] == ([(BAD, error)] if error else []), fn
