@@ -16,6 +16,7 @@ import sqlalchemy
 
 import vane_dagster as vd
 from support.data import write_source
+from support.in_process import InProcessCompute
 from support.postgres import postgres
 from support.results import over
 from vane_dagster import checks
@@ -101,8 +102,8 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, local: Any) -> World:
-    return World(tmp_path, local)
+def world(tmp_path: Path) -> World:
+    return World(tmp_path, InProcessCompute())
 
 
 @pytest.fixture

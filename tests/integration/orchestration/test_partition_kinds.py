@@ -11,6 +11,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
+from support.in_process import InProcessCompute
 from support.results import failure, metadata
 
 REGIONS = dg.StaticPartitionsDefinition(["eu", "us"])
@@ -61,14 +62,14 @@ DAY = "2026-01-02"
     ],
     ids=["times", "dynamic", "dimensions"],
 )  # fmt: skip
-def test_kinds_of_partitions(partitions_def, place, keys, tmp_path, local, materialize):
+def test_kinds_of_partitions(partitions_def, place, keys, tmp_path, materialize):
     docs = pipeline(tmp_path, partitions_def, place, place)
     with dg.DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions("customers", list(keys))
         for number, (key, folder) in enumerate(keys.items()):
             write_source(tmp_path / "src" / folder, {"id": [1], "n": [number]})
             for computed in (1, 0):
-                result = materialize(docs, local, key, instance=instance)
+                result = materialize(docs, InProcessCompute(), key, instance=instance)
                 found = metadata(result, "published")
                 assert found["fragments_computed"] == computed
             assert published(Path(found["dagster/uri"])) == [number]
@@ -78,12 +79,12 @@ def test_kinds_of_partitions(partitions_def, place, keys, tmp_path, local, mater
                     tags = event.materialization.tags
                     assert f"{tags['dagster/partition/region']}/{DAY}" == folder
                     assert tags["dagster/partition/day"] == DAY
-        nowhere = materialize(docs, local, instance=instance, raises=False)
+        nowhere = materialize(docs, InProcessCompute(), instance=instance, raises=False)
         assert "the run has no partition; choose" in failure(nowhere)
     assert len(list((tmp_path / "out").iterdir())) == 2, "a key is one folder"
 
 
-def test_a_week_reads_its_days(local, tmp_path):
+def test_a_week_reads_its_days(tmp_path):
     weeks, days = (
         dg.WeeklyPartitionsDefinition("2026-01-04"),
         dg.DailyPartitionsDefinition("2026-01-01"),
@@ -98,7 +99,7 @@ def test_a_week_reads_its_days(local, tmp_path):
         docs.project("clean", ["id"])
         return docs, docs.build_assets()
 
-    resources = {"compute": local, "store": vd.FragmentStore(root=str(tmp_path))}
+    resources = {"compute": InProcessCompute(), "store": vd.FragmentStore(root=str(tmp_path))}
     for day in range(4, 11):
         dg.materialize([raw], partition_key=f"2026-01-{day:02}", resources=resources)
 

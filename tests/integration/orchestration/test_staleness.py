@@ -15,6 +15,7 @@ from dagster._core.loader import LoadingContextForTest
 
 import vane_dagster as vd
 from support.data import write_source
+from support.in_process import InProcessCompute
 from support.results import over
 
 # Dagster says so of itself.
@@ -52,11 +53,11 @@ def not_fresh(
 
 
 class World:
-    def __init__(self, root: Any, compute: Any, instance: dg.DagsterInstance) -> None:
+    def __init__(self, root: Any, instance: dg.DagsterInstance) -> None:
         self.root = root
         self.instance = instance
         self.resources = {
-            "compute": compute,
+            "compute": InProcessCompute(),
             "store": vd.FragmentStore(root=str(root / "store")),
         }
         self.define(doubled)
@@ -126,8 +127,8 @@ def instance():
 
 
 @pytest.fixture
-def world(tmp_path, local, instance) -> World:
-    made = World(tmp_path, local, instance)
+def world(tmp_path, instance) -> World:
+    made = World(tmp_path, instance)
     for number, day in enumerate(DAYS):
         made.write(day, [number, number + 1])
     return made
@@ -210,7 +211,7 @@ def test_partitions_are_stale_from_a_change_until_a_run_has_read_it(world):
     assert world.stale() == {}
 
 
-def test_other_assets_and_a_source_without_partitions_make_stages_stale(world, tmp_path, local):
+def test_other_assets_and_a_source_without_partitions_make_stages_stale(world, tmp_path):
     version = {"model": "a"}
 
     @dg.asset(partitions_def=DAILY)
@@ -255,7 +256,7 @@ def test_other_assets_and_a_source_without_partitions_make_stages_stale(world, t
 
     # Without partitions.
     with dg.DagsterInstance.ephemeral() as own:
-        whole = World(tmp_path / "whole", local, own)
+        whole = World(tmp_path / "whole", own)
         whole.write(DAYS[0], [0, 1])
         whole.define(doubled, partitions_def=None)
         whole.run()

@@ -10,6 +10,7 @@ import dagster as dg
 
 import vane_dagster as vd
 from support.data import write_source
+from support.in_process import InProcessCompute
 from support.results import failure
 
 
@@ -35,10 +36,10 @@ def numbers(tmp_path: Path, **given: Any) -> vd.Pipeline:
     return made
 
 
-def test_a_plan_is_a_job_and_a_limit_of_a_run(tmp_path, local, materialize):
-    store, pipeline = str(tmp_path / "store"), numbers(tmp_path)
+def test_a_plan_is_a_job_and_a_limit_of_a_run(tmp_path, materialize):
+    store, pipeline, compute = str(tmp_path / "store"), numbers(tmp_path), InProcessCompute()
     for key in "ab":
-        materialize(pipeline, local, key)
+        materialize(pipeline, compute, key)
 
     job = pipeline.build_plan_job()
     config = {"ops": {f"{job.name}_step": {"config": {"partitions": "a..b", "select": "even"}}}}
@@ -54,5 +55,5 @@ def test_a_plan_is_a_job_and_a_limit_of_a_run(tmp_path, local, materialize):
         r"the run would take \S+ to \S+ GPU hours, and its max_gpu_hours is 0\.0+1; nothing was "
         r"computed\. Raise max_gpu_hours, or run fewer partitions"
     )
-    assert re.search(refused, failure(materialize(on_gpu, local, "c", raises=False, config=most)))
+    assert re.search(refused, failure(materialize(on_gpu, compute, "c", raises=False, config=most)))
     assert [stage.fragments for stage in on_gpu.plan("c", store=store).stages] == [1, 1]
