@@ -14,6 +14,7 @@ import pytest
 
 import vane_dagster as vd
 from support.data import column_of, write_source
+from support.in_process import InProcessCompute
 from support.results import over
 from support.stored import keep
 from vane_dagster.storage.filesystem import StoragePath
@@ -54,7 +55,7 @@ def values(read: Any) -> list[int]:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
-def test_ordinary_assets_take_stages_by_their_annotations(store, local, ray_data, tmp_path):
+def test_ordinary_assets_take_stages_by_their_annotations(store, ray_data, tmp_path):
     for number, key in enumerate(KEYS):
         rows = range(3 * number, 3 * number + 3)
         write_source(tmp_path / "src" / key, {"id": rows, "n": rows})
@@ -62,7 +63,7 @@ def test_ordinary_assets_take_stages_by_their_annotations(store, local, ray_data
     docs = vd.Pipeline("docs", source=source, id="id", partitions_def=PARTS, fragment_rows=2)
     docs.project("clean", {"n": "n * 10"}).project("more", {"m": "n + 1"})
     stages = docs.build_assets()
-    resources = {"compute": local, "store": store, "io_manager": store}
+    resources = {"compute": InProcessCompute(), "store": store, "io_manager": store}
 
     def taken(kind: Any, metadata: Any = None, **given: Any) -> Any:
         inputs: list[Any] = []

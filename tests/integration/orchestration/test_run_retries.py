@@ -43,10 +43,11 @@ def instance() -> Iterator[dg.DagsterInstance]:
         yield instance
 
 
-@pytest.mark.parametrize(
-    ("tag", "value"), [("dagster/retry_number", "1"), ("dagster/is_resume_retry", "true")]
-)
-def test_a_retry_of_a_forced_run_resumes_it(tag, value, docs, instance, tmp_path, monkeypatch):
+AUTOMATIC = {"dagster/retry_number": "1"}
+FROM_FAILURE = {"dagster/is_resume_retry": "true"}
+
+
+def test_a_retry_of_a_forced_run_resumes_it(docs, instance, tmp_path, monkeypatch):
     """An automatic one, or a re-execution from failure."""
     notes, run = tmp_path / "notes", materializing(tmp_path)
     monkeypatch.setenv("NOTES", str(notes))
@@ -63,18 +64,20 @@ def test_a_retry_of_a_forced_run_resumes_it(tag, value, docs, instance, tmp_path
     assert (first.success, called) == (False, [*range(ROWS)])
     monkeypatch.delenv("IS_DOWN")
 
-    def retried(run: str):
+    def retried(result, kind=AUTOMATIC):
         root = {"dagster/root_run_id": first.dagster_run.run_id}
-        return forced(tags={tag: value, "dagster/parent_run_id": run, **root})
+        parent = {"dagster/parent_run_id": result.dagster_run.run_id}
+        return forced(tags={**kind, **parent, **root})
 
-    second, called = retried(first.dagster_run.run_id)
+    second, called = retried(first)
     assert called == [ROWS - 2, ROWS - 1], "the fragment that failed"
-    assert retried(second.dagster_run.run_id)[1] == [], "it is done"
+    third, called = retried(second, FROM_FAILURE)
+    assert called == [], "it is done"
+    assert retried(third)[1] == [], "the attempt that it repeats is the first of all"
     again, called = forced(tags={"dagster/root_run_id": first.dagster_run.run_id})
     assert called == [*range(ROWS)], "another run"
-    assert retried(again.dagster_run.run_id)[1] == [], (
-        "the attempt that it repeats is not the first"
-    )
+    for kind in (AUTOMATIC, FROM_FAILURE):
+        assert retried(again, kind)[1] == [], "the attempt that it repeats is not the first"
 
 
 def test_a_cancelled_run_leaves_no_planned_checks(docs, tmp_path, monkeypatch):

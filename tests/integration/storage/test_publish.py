@@ -18,6 +18,7 @@ import vane_dagster as vd
 from support.arguments import grouped
 from support.data import SECRET, write_source
 from support.iceberg_tables import catalog_in, opened
+from support.in_process import InProcessCompute
 from support.published import docs
 from support.results import metadata
 from vane_dagster.storage.filesystem import StoragePath
@@ -109,12 +110,13 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def test_partitions_are_published_on_ray_and_read_by_other_tools(
-    tmp_path, lake, cluster, local, materialize, monkeypatch
+    tmp_path, lake, cluster, materialize, monkeypatch
 ):
     """Relative targets are below the folder of the declaration. `load` and `trace` follow them."""
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
     monkeypatch.chdir(tmp_path)
     keys, store = ["a", "it's"], str(tmp_path / "store")
+    local = InProcessCompute()
     for key, first in zip(keys, (0, 100)):
         write_source(tmp_path / "src" / key, rows(range(first, first + 25)))
 
@@ -201,8 +203,9 @@ def test_partitions_are_published_on_ray_and_read_by_other_tools(
     assert not staged(tmp_path)
 
 
-def test_published_on_s3(tmp_path, local, materialize, s3):
+def test_published_on_s3(tmp_path, materialize, s3):
     url, keys = f"s3://lake/{uuid.uuid4().hex}/to here", ["a b", "c%2Fd"]
+    local = InProcessCompute()
     lake, places = Lake(tmp_path, url, s3), ("parquet3000", "delta", "iceberg", "lance3000")
     for key, first in zip(keys, (0, 100)):
         write_source(tmp_path / "src" / key, rows(range(first, first + 40)))
