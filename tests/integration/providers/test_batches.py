@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.data import read_stage, write_source
+from support.in_process import InProcessCompute
 from support.prompts import asked, docs
 from support.results import metadata
 from vane_dagster.cli.main import main
@@ -40,9 +41,9 @@ def made(result: dg.ExecuteInProcessResult) -> set[str]:
 
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
 def test_a_run_submits_and_ends_and_the_next_one_commits(
-    tmp_path, local, endpoint, batches, materialize, provider, server
+    tmp_path, endpoint, batches, materialize, provider, server
 ):
-    batches.ends_at_once = False
+    batches.ends_at_once, local = False, InProcessCompute()
     texts = ["one", "two", "three", "expires", "lost", "twice", "busy"]
     prices = {"prompt": 2e6, "completion": 4e6}
     pipeline = declared(tmp_path, endpoint[1], texts, provider=provider, prices=prices)
@@ -96,7 +97,7 @@ def by_day(tmp_path: Path, url: str) -> vd.Pipeline:
     return days
 
 
-def test_a_sensor_requests_the_runs_that_go_on(tmp_path, local, endpoint, batches, server):
+def test_a_sensor_requests_the_runs_that_go_on(tmp_path, endpoint, batches, server):
     """A run over two partitions submits; an asset of another step is skipped meanwhile."""
     batches.ends_at_once = False
     days = by_day(tmp_path, endpoint[1])
@@ -109,7 +110,7 @@ def test_a_sensor_requests_the_runs_that_go_on(tmp_path, local, endpoint, batche
     def report() -> None: ...
 
     assets, sensor = [days.build_assets(), report], days.build_batch_sensor()
-    resources = {"compute": local, "store": store}
+    resources = {"compute": InProcessCompute(), "store": store}
     with dg.instance_for_test() as instance:
         first = dg.materialize(
             assets,
@@ -217,11 +218,12 @@ def test_the_command_line_lists_cancels_and_collects(
     assert command("collect") == "", "nothing is left to do"
 
 
-def test_a_run_that_waits_reports_all_partitions(tmp_path, local, endpoint, batches, server):
+def test_a_run_that_waits_reports_all_partitions(tmp_path, endpoint, batches, server):
     """Though some of them wait for batches of one stage, and others for those of two."""
     days = by_day(tmp_path, endpoint[1])
     asked(days, endpoint[1], "again: {text}", name="other", mode="batch")
-    resources = {"compute": local, "store": vd.FragmentStore(root=str(tmp_path / "store"))}
+    compute = InProcessCompute()
+    resources = {"compute": compute, "store": vd.FragmentStore(root=str(tmp_path / "store"))}
     wait = {"ops": {"days_pipeline": {"config": {"wait": True}}}}
     given: Any = {"resources": resources, "run_config": wait}
     assets = [days.build_assets()]
