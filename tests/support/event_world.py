@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import glob
 import json
-import sys
+import os
+import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import dagster as dg
 import pyarrow as pa
 import pytest
@@ -16,14 +19,40 @@ import sqlalchemy
 
 import vane_dagster as vd
 from support.data import write_source
+from support.heads import free_port
 from support.in_process import InProcessCompute
-from support.postgres import postgres
 from support.results import over
 from vane_dagster import checks
 from vane_dagster.orchestration import run
 
-# A worker that imported this module would import Dagster with it, which takes longer than a run.
-cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+@pytest.fixture(scope="session")
+def database() -> Iterator[str]:
+    """The URL of a database of a PostgreSQL server on this machine."""
+    programs = [str(Path(each).parent) for each in glob.glob("/usr/lib/postgresql/*/bin/pg_ctl")]
+    control = shutil.which("pg_ctl", path=os.pathsep.join([os.environ["PATH"], *programs]))
+    if control is None:
+        pytest.skip("PostgreSQL is not installed")
+    user = "postgres" if os.getuid() == 0 else None  # it refuses to run as root
+    port = free_port()
+    folder = tempfile.mkdtemp(prefix="postgres-", dir="/tmp")  # which another user can enter
+    if user:
+        shutil.chown(folder, user)
+
+    def run(*command: str) -> None:
+        given = [control, "--pgdata", f"{folder}/data", "--silent", *command]
+        subprocess.run(given, check=True, user=user, cwd=folder, stdin=subprocess.DEVNULL)
+
+    run("init", "--options", "--auth=trust --username=postgres --no-sync")
+    options = f"-p {port} -k {folder} -c listen_addresses=127.0.0.1 -c fsync=off"
+    run("start", "--log", f"{folder}/log", "--options", options)
+    try:
+        # named, since the default driver of SQLAlchemy is not that of dagster-postgres
+        yield f"postgresql+psycopg2://postgres@127.0.0.1:{port}/postgres"
+    finally:
+        run("stop", "--mode", "immediate")
+        shutil.rmtree(folder)
+
 
 KEYS = [f"p{number:02}" for number in range(12)]
 STAGES = ("vectors", "labels")
@@ -33,13 +62,6 @@ def embed(batch: pa.Table) -> pa.Table:
     texts = batch["text"].to_pylist()
     vectors = [[0.0 if text == "zero" else 1.0] for text in texts]
     return pa.table({"vector": pa.array(vectors, pa.list_(pa.float32(), 1)), "label": texts})
-
-
-@pytest.fixture(scope="session")
-def database() -> Iterator[str]:
-    """The URL of a database of PostgreSQL."""
-    with postgres() as url:
-        yield url
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

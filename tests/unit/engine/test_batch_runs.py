@@ -209,6 +209,15 @@ def test_a_run_that_waits_commits(tmp_path, run, batches, monkeypatch):
     assert [len(each) for each in batches.made] == [2, 1]
 
 
+def continuation(pipeline: vd.Pipeline, store: Store) -> Any:
+    """Look at the batches, and return the only run that goes on."""
+    known = BatchRuns(pipeline, store)
+    for each in known.every:
+        each.refresh()
+    (found,) = known.continuations()[0]
+    return found
+
+
 @pytest.mark.parametrize("option", ["force", "retry_quarantined"])
 def test_a_run_that_goes_on_computes_nothing_again_that_is_committed(
     option, tmp_path, run, batches
@@ -220,10 +229,7 @@ def test_a_run_that_goes_on_computes_nothing_again_that_is_committed(
     made = len(batches.made)
     store = open_store(str(tmp_path / "store"), "test")
     for stages in (["asked"], ["asked", "below"]):
-        known = BatchRuns(pipeline, store)
-        for each in known.every:
-            each.refresh()
-        (going_on,) = known.continuations()[0]
+        going_on = continuation(pipeline, store)
         assert going_on.options.get(option, False) is (stages == ["asked"])
         run_plain(pipeline, None, stages, store.root.url, InProcessCompute(), **going_on.options)
     assert len(batches.made) == made
@@ -235,10 +241,7 @@ def test_a_run_goes_on_with_a_stage_below_that_has_no_results_yet(tmp_path, run,
     assert not run(pipeline)
     store = open_store(str(tmp_path / "store"), "test")
     for stages in (["asked"], ["asked", "below"]):
-        known = BatchRuns(pipeline, store)
-        for each in known.every:
-            each.refresh()
-        (going_on,) = known.continuations()[0]
+        going_on = continuation(pipeline, store)
         assert going_on.stages == ["asked", "below"]
         run_plain(pipeline, None, stages, store.root.url, InProcessCompute())
     assert BatchRuns(pipeline, store).continuations()[0] == []
