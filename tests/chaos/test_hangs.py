@@ -102,57 +102,66 @@ class Sick:
         return {"y": doubled(batch)}
 
 
-def pipeline(tmp_path: Path, fn, **kwargs) -> vd.Pipeline:
-    if not (tmp_path / "source").exists():
-        write_source(tmp_path / "source", {"id": pa.array(range(ROWS), pa.int64())})
-    docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id="id")
+def pipeline(tmp_path: Path) -> vd.Pipeline:
+    write_source(tmp_path / "source", {"id": pa.array(range(ROWS), pa.int64())})
+    return vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "source")), id="id")
+
+
+def add(docs: vd.Pipeline, name: str, fn, **kwargs) -> None:
     given = {"schema": {"y": "BIGINT"}, "batch_size": 2, "version": "1", "concurrency": 1}
     options = {"on_error": "quarantine", "max_error_rate": 0.5, "max_retries": 0}
-    docs.map_batches("double", fn, **grouped({**given, **options, **kwargs}))
-    return docs
+    docs.map_batches(name, fn, **grouped({**given, **options, **kwargs}))
 
 
-def published(tmp_path: Path) -> list[int]:
-    return read_stage(tmp_path / "store", "docs", "double")["y"].to_pylist()
+def published(tmp_path: Path, stage: str) -> list[int]:
+    return read_stage(tmp_path / "store", "docs", stage)["y"].to_pylist()
 
 
-@pytest.mark.parametrize(
-    ("fn", "kind"),
-    [
+CALLS = {
+    "ray": [(plain, "search")],
+    "forked": [(plain, "fork")],
+    "subprocesses": [
         (plain, "stop"),
-        (plain, "fork"),
-        (plain, "search"),
         (output, "search"),
         (blocking, "search"),
         (stubborn, "sleep"),
     ],
-)
+}
+"""The stages of one run, by where their workers are."""
+
+
+@pytest.mark.parametrize("workers", CALLS)
 def test_a_call_that_hangs_is_ended_and_its_row_quarantined(
-    fn, kind, tmp_path, local, cluster, materialize, capfd
+    workers, tmp_path, local, cluster, materialize, capfd
 ):
-    more = {"max_concurrency": 4} if fn in (blocking, stubborn) else {}
-    docs = pipeline(tmp_path, fn, fn_kwargs={"kind": kind}, timeout_s=1.5, **more)
+    docs = pipeline(tmp_path)
+    for fn, kind in CALLS[workers]:
+        more = {"max_concurrency": 4} if fn in (blocking, stubborn) else {}
+        add(docs, fn.__name__, fn, fn_kwargs={"kind": kind}, timeout_s=1.5, **more)
     # The end of a worker that forked is seen by its parent, which started it.
-    compute = EndingLocal(num_cpus=2) if kind == "fork" else local
-    if (fn, kind) == (plain, "search"):
+    compute = EndingLocal(num_cpus=2) if workers == "forked" else local
+    if workers == "ray":
         compute = vd.RayCompute(cluster=cluster)
 
     materialize(docs, compute)
 
-    assert published(tmp_path) == [2 * i for i in range(ROWS) if i != BAD]
-    (fault,) = vd.quarantine("docs/double", store=str(tmp_path / "store")).to_pylist()
-    assert (fault["id"], fault["error"]) == (BAD, "TimeoutError")
-    assert "took longer than timeout_s=1.5" in fault["message"]
-    assert "longer than timeout_s=1.5" in capfd.readouterr().err  # of the run's log
+    log = capfd.readouterr().err
+    for stage in docs.stages:
+        assert published(tmp_path, stage) == [2 * i for i in range(ROWS) if i != BAD]
+        (fault,) = vd.quarantine(f"docs/{stage}", store=str(tmp_path / "store")).to_pylist()
+        assert (fault["id"], fault["error"]) == (BAD, "TimeoutError")
+        assert "took longer than timeout_s=1.5" in fault["message"]
+        assert re.search(f"docs/{stage}.* longer than timeout_s=1.5", log), stage
 
 
 def test_a_model_that_hangs_when_it_is_asked_is_replaced(tmp_path, local, materialize):
     folder = str(tmp_path / "first")
-    docs = pipeline(tmp_path, Sick, fn_constructor_kwargs={"folder": folder})
+    docs = pipeline(tmp_path)
+    add(docs, "double", Sick, fn_constructor_kwargs={"folder": folder})
 
     materialize(docs, local)
 
-    assert published(tmp_path) == [2 * i for i in range(ROWS)]
+    assert published(tmp_path, "double") == [2 * i for i in range(ROWS)]
 
 
 # The mechanism
