@@ -203,9 +203,8 @@ def test_partitions_are_published_on_ray_and_read_by_other_tools(
     assert not staged(tmp_path)
 
 
-def test_published_on_s3(tmp_path, materialize, s3):
+def test_published_on_s3(tmp_path, local, materialize, s3):
     url, keys = f"s3://lake/{uuid.uuid4().hex}/to here", ["a b", "c%2Fd"]
-    local = InProcessCompute()
     lake, places = Lake(tmp_path, url, s3), ("parquet3000", "delta", "iceberg", "lance3000")
     for key, first in zip(keys, (0, 100)):
         write_source(tmp_path / "src" / key, rows(range(first, first + 40)))
