@@ -12,7 +12,8 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,7 +44,7 @@ def shared_entry(
     with _locked(_lock(folder, name)):
         entry = find()
         if entry is None:
-            _remove_partial(folder, name)
+            _remove((folder / _PARTIAL).glob(f"{name}-*"))
             _remove_unused(folder, unused_seconds)
             entry = make()
         _mark_used(folder / f"{name}{_USED}", hold)
@@ -103,29 +104,35 @@ def _remove_unused(folder: Path, unused_seconds: float) -> None:
             return
     cleaned.touch(0o600)
     oldest = now - unused_seconds
-    names = {path.name.rpartition("-")[0] for path in (folder / _PARTIAL).glob("*-*")}
-    for used in folder.glob(f"*{_USED}"):
-        with contextlib.suppress(FileNotFoundError):
-            if used.stat().st_mtime < oldest:
-                names.add(used.stem)
-    for name in names:
-        with contextlib.suppress(OSError), _locked(_lock(folder, name), wait=False) as own:
-            if own:
-                _remove_partial(folder, name)
-                _remove_if_unused(folder, name, oldest)
+    # Each folder is listed once: it may have very many entries, and others may wait meanwhile.
+    partial, files = _by_entry(folder / _PARTIAL, "-"), _by_entry(folder, ".")
+    for name in {*partial, *files}:
+        used = folder / f"{name}{_USED}"
+        with contextlib.suppress(OSError):
+            if name in partial or used.stat().st_mtime < oldest:
+                with _locked(_lock(folder, name), wait=False) as own:
+                    if own:
+                        _remove(partial[name])
+                        _remove_if_unused(used, oldest, files[name])
 
 
-def _remove_partial(folder: Path, name: str) -> None:
-    """Delete what killed processes have left of an entry. Its lock must be held."""
-    for path in (folder / _PARTIAL).glob(f"{name}-*"):
+def _by_entry(folder: Path, mark: str) -> Mapping[str, Sequence[Path]]:
+    """Return the paths in a folder by the names of their entries, which end at a mark."""
+    paths = defaultdict[str, list[Path]](list)
+    for path in folder.glob("*"):
+        paths[path.name.rpartition(mark)[0] or path.name].append(path)
+    return paths
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def _remove_if_unused(folder: Path, name: str, oldest: float) -> None:
-    used = folder / f"{name}{_USED}"
+def _remove_if_unused(used: Path, oldest: float, paths: Iterable[Path]) -> None:
     if used.stat().st_mtime < oldest:
         with _locked(used, wait=False) as unused:
             if unused:
-                shutil.rmtree(folder / name, ignore_errors=True)
-                for path in folder.glob(f"{name}.*"):
-                    path.unlink()
+                _remove(paths)
+                for path in paths:
+                    path.unlink(missing_ok=True)

@@ -135,6 +135,18 @@ def test_what_no_process_uses_is_deleted_after_a_while(root, copies, tmp_path):
     assert {path.name for path in copies.glob("?" * 64)} == {used, recent, new}
 
 
+def test_a_folder_is_listed_once_however_much_is_deleted(tmp_path, monkeypatch):
+    for name in map(str, range(20)):
+        (tmp_path / name).mkdir()
+        (tmp_path / f"{name}.used").touch()
+        os.utime(tmp_path / f"{name}.used", (0, 0))
+    listed, glob = list[Path](), Path.glob
+    monkeypatch.setattr(Path, "glob", lambda path, what: listed.append(path) or glob(path, what))
+    node_files._remove_unused(tmp_path, node_files.UNUSED_SECONDS)
+    assert listed == [tmp_path / ".partial", tmp_path]
+    assert {path.name for path in tmp_path.iterdir() if path.suffix != ".lock"} == {".cleaned"}
+
+
 @pytest.mark.parametrize("following", ["same", "other"])
 def test_what_a_killed_process_has_copied_is_deleted_by_the_next(root, copies, tmp_path, following):
     digest = shipped(root, file(tmp_path / "same" / "model.pt", "same")).digest
