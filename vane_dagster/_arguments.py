@@ -56,7 +56,8 @@ def time_windows(partitions_def: Any) -> dict[str, Any]:
 
 def any_partition(url: str) -> str:
     """Return a glob for the URLs of all partitions."""
-    return PLACEHOLDER.sub(lambda match: "/".join("*" * (match[1].count("/") + 1)), url)
+    some = PLACEHOLDER.sub(lambda match: "/".join("\0" * (match[1].count("/") + 1)), url)
+    return re.sub(r"\*?\0[\0*]*", "*", some)  # "**" would be folders
 
 
 def filled_filter(condition: str | None, key: str | None) -> str | None:
@@ -199,6 +200,10 @@ def check_url(where: str, url: str) -> None:
             f"{where}: {url!r} holds a password or a signature, which would be in manifests and "
             "ids; give the URL without it, and credentials in storage_options"
         )
+    _check_names(where, url)
+
+
+def _check_names(where: str, url: str) -> None:
     for name in PLACEHOLDER.findall(url):
         if name.partition(".")[0] != "partition_key" and name.partition(":")[0] not in _BOUNDS:
             raise DefinitionError(
@@ -230,6 +235,7 @@ def check_placeholders(
 
     That of a target names the whole key, so that each partition has its own folder.
     """
+    _check_names(where, url)
     fields = PLACEHOLDER.findall(url)
     if partitions_def is None and fields:
         raise DefinitionError(

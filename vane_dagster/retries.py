@@ -18,7 +18,7 @@ It keeps counts and does nothing else: whoever asks does the waiting, or passes 
 | a transient error of storage | 3 more times | 0.5 to 2 s | the operation |
 | a conflict with another writer of a table | 59 more times | up to 1.6 s | the transaction |
 
-*The count begins anew once other rows of the call are answered.
+*HTTP 429 does not count while other rows of the call are answered.
 
 A batch whose last retry has failed too is halved: each half is called once, and a row alone has
 retries again. The parts of a lost call are its batch in progress, the rows before and those after;

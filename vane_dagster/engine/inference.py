@@ -270,10 +270,11 @@ def with_pins(
         if each.name in above and each.spec.is_inferred:
             pipeline = _with_pin(pipeline, each.name, store)
             is_open = each.name in stages and pipeline[each.name].spec.is_inferred
-            if assume and is_open and (last := latest_pin(store, pipeline.name, each.name)):
-                with contextlib.suppress(VaneError):  # it does not fit
-                    pipeline = pipeline._with_schema(each.name, last.schema)
-                    assume(each.name)
+            if assume and is_open:
+                with contextlib.suppress(VaneError):  # it is damaged, or does not fit
+                    if last := latest_pin(store, pipeline.name, each.name):
+                        pipeline = pipeline._with_schema(each.name, last.schema)
+                        assume(each.name)
     return pipeline
 
 

@@ -52,10 +52,12 @@ def make_forecast(
     with errors_masked():
         inferred, assumed = with_pins(pipeline, selected, opened), list[str]()
         expected = with_pins(pipeline, selected, opened, assumed.append)
-        asked = (selected, keys, opened, force, _RUN, retry_quarantined)
-        plan = plan_run(expected, *asked, keep=False)
-        if assumed and plan.failed:  # perhaps because what was assumed does not fit
-            assumed, plan = [], plan_run(inferred, *asked, keep=False)
+        asked = (opened, force, _RUN, retry_quarantined)
+        plan = plan_run(expected, selected, keys, *asked, keep=False)
+        if assumed and plan.failed:
+            others = plan_run(inferred, selected, [*plan.failed], *asked, keep=False)
+            if others.partitions:  # what was assumed does not fit
+                assumed, plan = [], plan_run(inferred, selected, keys, *asked, keep=False)
         price = None if compute is None else compute.gpu_hour_price
         counted = NOT_COUNTED
         if rows:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vane_dagster._arguments import time_windows
+from vane_dagster.errors import SourceError
 
 
 class PartitionKey(str):
@@ -33,5 +34,10 @@ class PartitionKey(str):
         """Return the "start" or the "end" of the time window, in the format of `strftime`."""
         dimension, definition = next(iter(time_windows(self._partitions_def).items()))
         key = self.keys_by_dimension[dimension] if dimension else str(self)
-        moment = getattr(definition.time_window_for_partition_key(key), name)
+        try:
+            moment = getattr(definition.time_window_for_partition_key(key), name)
+        except ValueError as error:
+            raise SourceError(
+                f"{key!r} is no key of the pipeline's time windows: {error}"
+            ) from error
         return str(moment.strftime(form) if form else moment.isoformat())

@@ -224,7 +224,7 @@ class Failures:
             10 rows if that is more. A rate that you set is exact.
         max_retries: Retries of a call, with exponential backoff, after a transient error: a
             connection error, a time-out, HTTP 429 or 5xx. Default: 3; for `prompt`, `embed` and
-            `classify` 5 for each row. They are counted anew once other rows of the call are
+            `classify` 5 for each row. HTTP 429 does not count while other rows of the call are
             answered, so an endpoint with a rate limit sets the pace.
         retry_on: Additional exception classes, or their names, to treat as transient. With
             "InvalidAnswer", a row whose answer does not fit is retried with the same prompt.

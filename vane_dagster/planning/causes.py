@@ -18,7 +18,7 @@ Causes = Counter[str]
 """The number of partitions for each cause; for causes in `_FILES`, the number of files."""
 
 FORCED, RETRIED, ALWAYS = "force", "retry_quarantined", 'reuse="none"'
-LOST = "stored parts are missing"
+LOST, INFERRED = "stored parts are missing", "its schema is inferred again"
 """What gives a stage another generation in a partition."""
 UNPUBLISHED = "published files are missing from"
 _FILES = ("new files", "changed files", "removed files")

@@ -21,7 +21,16 @@ from vane_dagster.pipeline.map_spec import MapBatchesSpec
 from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.pipeline.stage_kind import SOURCE, with_upstream
 from vane_dagster.planning.branch_targets import with_branch_targets
-from vane_dagster.planning.causes import ALWAYS, FORCED, LOST, RETRIED, UNPUBLISHED, Causes, causes
+from vane_dagster.planning.causes import (
+    ALWAYS,
+    FORCED,
+    INFERRED,
+    LOST,
+    RETRIED,
+    UNPUBLISHED,
+    Causes,
+    causes,
+)
 from vane_dagster.planning.definition import (
     components,
     definition_digest,
@@ -415,7 +424,10 @@ class _Planner:
             elif spec.publishes and in_force.plan == plan.digest:
                 why = f"{UNPUBLISHED} {spec.published_in.url}"
         undone = self.adopted[stage].undone_names
-        return causes(in_force, now, why, files, read, undone, schema)
+        found = causes(in_force, now, why, files, read, undone, schema)
+        if spec.is_inferred and found.pop("option 'schema' changed", 0):  # in a forecast
+            found[INFERRED] = 1
+        return found
 
     def _require_same_versions(
         self, stage: str, key: str | None, stages: Mapping[str, StagePlan]

@@ -134,7 +134,7 @@ class CsvSource(IngestedSource):
         fields = first(delimiter)
         if self.header is not True:
             declared = self.columns.names if self.columns is not None else self.header
-            names = declared or _named([""] * len(fields))
+            names = _named(declared or [""] * len(fields))
             # With one column, empty lines are rows.
             return names, delimiter, begin if len(names) == 1 else start
         if not fields or lines.tell() >= _HEADER_BYTES:

@@ -91,8 +91,10 @@ def delta(
             zone. By default each run reads the version that is the latest when it is planned, and
             computes only the data files that are new or have new deletes.
         filter: A row filter in SQL, such as ``"day = '{partition_key}'"``, with placeholders as in
-            the URL. Conditions on partition columns of the table select files. Other rows are
-            counted when the run is planned, by reading the filter's columns.
+            the URL. Dates, texts and timestamps without a zone need a format that they can be
+            compared with, as in ``{partition_start:%Y-%m-%d %H:%M:%S}``. Conditions on partition
+            columns of the table select files. Other rows are counted when the run is planned, by
+            reading the filter's columns.
         columns: The columns to read; all by default. A change of the schema of other columns then
             computes nothing.
         asset: The Dagster asset that writes the table: an asset key, "a/b", or a decorated asset.

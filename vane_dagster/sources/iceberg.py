@@ -269,7 +269,9 @@ def iceberg(
         filter: A row filter of pyiceberg, such as ``"day = '{partition_key}'"``. A partitioned
             pipeline needs one. ``{partition_key}`` is replaced by the partition's key, and
             ``{partition_key.<dimension>}`` by one dimension of a multi-partition,
-            ``{partition_start:%Y/%m}`` and ``{partition_end}`` by the bounds of a time window.
+            ``{partition_start}`` and ``{partition_end}`` by the bounds of a time window. Timestamps
+            without a time zone need a format, as in ``'{partition_start:%Y-%m-%dT%H:%M:%S}'``, and
+            dates ``'{partition_start:%Y-%m-%d}'``.
         columns: The columns to read; all by default. A change of the schema of other columns then
             computes nothing.
         asset: The Dagster asset that writes the table: an asset key, "a/b", or a decorated asset.

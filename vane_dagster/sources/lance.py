@@ -180,7 +180,7 @@ def lance(
             the latest when it is planned, and computes only the fragments that are new or changed.
         filter: An SQL filter that Lance evaluates, such as ``"day = '{partition_key}'"``. The rows
             that pass it are the partition. A partitioned pipeline needs the key here, or in the
-            URL.
+            URL. Bounds are timestamps or dates: ``"time >= timestamp '{partition_start}'"``.
         columns: The columns to read; all by default. A change of other columns computes nothing.
         asset: The Dagster asset that writes the table: an asset key, "a/b", or a decorated asset.
         allow_empty: Whether a partition without any rows is accepted; an error by default.

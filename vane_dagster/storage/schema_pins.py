@@ -46,11 +46,18 @@ def read_pin(store: Store, pipeline: str, stage: str, definition: str) -> Schema
 
 
 def latest_pin(store: Store, pipeline: str, stage: str) -> SchemaPin | None:
-    """Return the schema of a stage that was pinned last, by any definition; None if none was."""
+    """Return the schema of a stage that was pinned last, by any definition; None if none was.
+
+    If stored rows have the columns of one, it is the last of those.
+    """
     folders = [layer.root.child(pipeline, stage, SCHEMAS) for layer in store.layers]
     definitions = {name.removesuffix(".json") for folder in folders for name in folder.names()}
     pins = [read_pin(store, pipeline, stage, each) for each in definitions]
-    return max(filter(None, pins), key=lambda pin: pin.pinned_at, default=None)
+    known = sorted(filter(None, pins), key=lambda pin: pin.pinned_at)
+    for folder, name in [*store.latest_of_all(pipeline, stage).items()][-1:]:
+        stored = {*store.opened(pipeline, stage, folder, str(name)).schema}
+        known = [pin for pin in known if stored.issuperset(pin.schema)] or known
+    return known[-1] if known else None
 
 
 def keep_pin(store: Store, pipeline: str, stage: str, definition: str, pin: SchemaPin) -> SchemaPin:

@@ -182,14 +182,23 @@ async def attempt(
                 check_limit(outcome, policy, id, max_faults)
             errors = {i: error for i, error in errors.items() if i not in blamed}
         passing = {i: error for i, error in errors.items() if policy.is_transient(error)}
-        if (delay := policy.delay(passing, attempts)) is not None:
-            await wait(delay, [*passing.values()])
-            repeated = [*passing.values()] if isinstance(answer, Partial) else [answer]
+        # A rate limit that lets other rows pass is the server's pace, so it does not count.
+        answers = isinstance(answer, Partial) and len(answer.errors) < rows.num_rows
+        limited = {i: e for i, e in passing.items() if answers and http_status(e) == 429}
+        counted = {i: e for i, e in passing.items() if i not in limited}
+        delays, again_in = [], []
+        for group, tries, more in ((limited, 1, 0), (counted, attempts, 1)):
+            if (delay := policy.delay(group, tries)) is not None:
+                delays.append(delay)
+                again_in.append((_rows_at(rows, group), tries + more, crashes))
+                errors = {i: error for i, error in errors.items() if i not in group}
+        if delays:
+            repeated = [error for i, error in passing.items() if i not in errors]
+            await wait(max(delays), repeated)
+            repeated = repeated if isinstance(answer, Partial) else [answer]
             outcome.retries += len(repeated)
             outcome.rate_limited += sum(http_status(error) == 429 for error in repeated)
-            answers = len(passing) < rows.num_rows  # the server does, as fast as it can
-            waiting.insert(0, (_rows_at(rows, passing), 1 if answers else attempts + 1, crashes))
-            errors = {i: error for i, error in errors.items() if i not in passing}
+            waiting[:0] = again_in
         elif errors and not alone:
             error = errors[0]
             if halves := _halves(rows, error, policy, outcome):

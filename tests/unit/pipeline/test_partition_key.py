@@ -10,7 +10,8 @@ import pytest
 
 import vane_dagster as vd
 from support.data import write_source
-from vane_dagster._arguments import fill_placeholders, filled_filter
+from vane_dagster._arguments import any_partition, fill_placeholders, filled_filter
+from vane_dagster.errors import SourceError
 from vane_dagster.pipeline.partition_key import PartitionKey
 
 LANGUAGES = dg.StaticPartitionsDefinition(["de", "o'k"])
@@ -35,6 +36,23 @@ def test_placeholders_name_the_key_its_dimensions_and_its_time_window(
     partitions_def, key, text, filled
 ):
     assert filled_filter(text, PartitionKey(key, partitions_def)) == filled
+
+
+@pytest.mark.parametrize(
+    ("url", "pattern"),
+    [
+        ("a/{partition_key}/**/*.wav", "a/*/**/*.wav"),
+        ("a/{partition_start:%Y/%m}/x{partition_key}*.csv", "a/*/*/x*.csv"),
+        ("a/{partition_start:%Y}{partition_start:%m%d}.parquet", "a/*.parquet"),
+    ],
+)
+def test_the_files_of_all_partitions_match_a_glob(url, pattern):
+    assert any_partition(url) == pattern
+
+
+def test_a_key_of_other_partitions_has_no_bounds():
+    with pytest.raises(SourceError, match="'old' is no key of the pipeline's time windows"):
+        fill_placeholders("{partition_start}", PartitionKey("old", HOURS))
 
 
 def test_other_processes_get_the_text():

@@ -467,12 +467,46 @@ def test_a_plan_of_other_code_assumes_the_schema_that_was_inferred_last(stored):
     assert warning == (
         "stage 'model': the run infers its schema again; the plan assumes that it stays the same"
     )
-    # A schema that does not fit what reads it is not assumed.
+    # A schema that does not fit what reads it, or that is damaged, is not assumed.
     found = stored.plan(inferring(stored, 2, "z"))
     assert {stage.stage: stage.up_to_date for stage in found.stages} == {
         "some": 1, "model": 0, "last": 0,
     }  # fmt: skip
+    argument = "argument \"fn_constructor_kwargs['number']\" changed"
+    assert {*found.stages[1].due[None]} == {argument, "its schema is inferred again"}
     assert list(found.warnings) == []
+    (stored.folder / "store/docs/model/schemas/0.json").write_text("{")
+    assert list(stored.plan(inferring(stored, 2, "y")).warnings) == []
+
+
+def test_of_several_schemas_a_plan_assumes_that_of_the_stored_rows(stored):
+    stored.write("", 1, 2)
+    docs = inferring(stored, 1, "y")
+    for number, kind in ((1, "int64"), (2, "double")):
+        pin = SchemaPin(pa.schema([("y", kind)]), 2, "run", float(number))
+        definition = inference_definition(inferring(stored, number, "y"), "model")
+        keep_pin(stored.store, "docs", "model", definition, pin)
+    compute(with_pins(docs, ["last"], stored.store), stored.store)
+    assert brief(stored.plan(inferring(stored, 1, "y", some="x > 1"), rows=True))["model"][2] == 0
+
+
+def test_a_partition_that_cannot_be_planned_leaves_the_schemas_of_others(stored):
+    stored.write("a", 1, 2)
+    days = dg.StaticPartitionsDefinition(["a", "b"])
+
+    def docs(some: str) -> vd.Pipeline:
+        made = stored.docs(days, "{partition_key}")
+        made.project("some", ["id", "x"], where=some).map_batches(
+            "model", Add, columns=["x"], schema="infer", fn_constructor_kwargs={"number": 1}
+        )
+        return made
+
+    pin = SchemaPin(pa.schema([("y", "int64")]), 2, "run", 1.0)
+    keep_pin(stored.store, "docs", "model", inference_definition(docs("x > 0"), "model"), pin)
+    compute(with_pins(docs("x > 0"), ["model"], stored.store), stored.store, ["a"])
+    found = stored.plan(docs("x > 1"), rows=True)
+    assert list(found.unplanned) == ["b"]
+    assert brief(found)["model"] == (0, 1, 0, "exact")
 
 
 def test_a_plan_says_why_a_changed_row_costs_its_fragment(stored):

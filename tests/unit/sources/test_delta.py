@@ -51,6 +51,7 @@ def test_a_source_fits_the_partitions():
         (vd.delta("t/{partition_key}"), None, "has no partitions_def"),
         (vd.delta("t", filter="d = '{partition_key}'"), None, "has no partitions_def"),
         (vd.delta("t", filter="d = '{partition_key.hour}'"), two, "the dimension 'hour'"),
+        (vd.delta("t", filter="d = '{partition_ends}'"), days, "unknown placeholder"),
     ):
         with pytest.raises(vd.errors.DefinitionError, match=words):
             source.validate("here", partitions)

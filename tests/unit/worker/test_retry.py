@@ -123,11 +123,11 @@ def test_retries_are_counted_by_row_where_rows_are_reported_and_by_call_otherwis
     answers = iter([Partial(pa.table({"id": [3]}), errors), Status(429)])
     given = [0, 1, 2, 3], Policy("quarantine", max_retries=2)
     outcome, calls, _ = driven(*given, lambda batch: next(answers, batch))
-    assert calls == [[0, 1, 2, 3], [0, 1], [0, 1]]
+    assert calls == [[0, 1, 2, 3], [0], [0], [1]]
     assert (outcome.retries, outcome.rate_limited) == (3, 2)
 
 
-def test_a_retry_counts_if_no_row_of_the_call_was_answered():
+def test_a_rate_limit_counts_if_no_row_of_the_call_was_answered():
     """An endpoint that answers two rows a second, and then none any more."""
 
     def answer(batch):
@@ -138,6 +138,28 @@ def test_a_retry_counts_if_no_row_of_the_call_was_answered():
     assert [len(ids) for ids in calls] == [20, 18, 16, 14, 12, 10, 8, 6, 4, 4, 4]
     assert [fault.batch["id"].to_pylist() for fault in outcome.faults] == [[16], [17], [18], [19]]
     assert max(waits[:-2]) <= 1 < waits[-1]
+
+
+def test_other_errors_count_beside_rate_limits():
+    """A row that never succeeds is called as often as without a rate limit."""
+
+    def answer(batch):
+        ids = batch["id"].to_pylist()
+        made, errors = batch.slice(0, ids[0] > 0), {i: Status(429) for i in range(len(ids))}
+        errors |= {ids.index(0): Status(500)} if 0 in ids else {}
+        return Partial(made, {i: e for i, e in errors.items() if i or ids[0] == 0})
+
+    outcome, calls, _ = driven(range(4, -1, -1), Policy("quarantine", max_retries=2), answer)
+    assert [fault.batch["id"].to_pylist() for fault in outcome.faults] == [[0]]
+    assert sum(0 in ids for ids in calls) == outcome.faults[0].attempts == 3
+
+
+def test_a_rate_limit_whose_last_retry_gets_an_answer_is_retried():
+    answers = iter([Status(429)] * 2 + [Partial(pa.table({"id": [0]}), {1: Status(429)})])
+    outcome, calls, _ = driven(
+        [0, 1], Policy("quarantine", max_retries=2), lambda b: next(answers, b)
+    )
+    assert (calls, outcome.faults) == ([[0, 1]] * 3 + [[1]], [])
 
 
 def test_errors_that_cost_something_are_added_up():
