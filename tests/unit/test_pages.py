@@ -112,6 +112,13 @@ def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+def test_the_architecture_page_takes_15_minutes():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    assert len(page.split()) <= 15 * 240
+    terms = page.partition("## Terms")[2].partition("##")[0]
+    assert len(re.findall(r"^\| ", terms, re.MULTILINE)) - 1 <= 20
+
+
 @pytest.mark.parametrize("page", [page for page in PAGES if page.parent.name == "coming-from"])
 def test_pages_about_other_systems_are_short(page):
     assert len(page.read_text().splitlines()) <= 300
