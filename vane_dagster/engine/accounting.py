@@ -76,13 +76,13 @@ class WaveProgress:
         self._shared = {stage: SharedSeconds() for stage in stages}
         self._began = self._last_emitted = clock()
 
-    def begin(self, run: FragmentState, stage: str) -> None:
+    def begin(self, fragment: FragmentState, stage: str) -> None:
         """Record that a call on a fragment was assigned to a worker."""
-        self._change_calls(run, stage, 1)
+        self._change_calls(fragment, stage, 1)
 
-    def end(self, run: FragmentState, stage: str, report: WorkReport | None) -> None:
+    def end(self, fragment: FragmentState, stage: str, report: WorkReport | None) -> None:
         """Record that a call on a fragment ended."""
-        stats = self._change_calls(run, stage, -1)
+        stats = self._change_calls(fragment, stage, -1)
         if report is not None:
             stats.work_seconds += report.seconds
             stats.call_seconds += report.call_seconds
@@ -95,48 +95,50 @@ class WaveProgress:
             stats.fits = report.fits or stats.fits
             stats.gpus += report.gpus
 
-    def _change_calls(self, run: FragmentState, stage: str, calls: int) -> StageStats:
-        stats = self._state.stats[run.partition, stage]
-        stats.seconds += self._shared[stage].change(run.partition, calls, self._clock())
+    def _change_calls(self, fragment: FragmentState, stage: str, calls: int) -> StageStats:
+        stats = self._state.stats[fragment.partition, stage]
+        stats.seconds += self._shared[stage].change(fragment.partition, calls, self._clock())
         return stats
 
-    def set_input_rows(self, run: FragmentState, stage: str, rows: int) -> None:
+    def set_input_rows(self, fragment: FragmentState, stage: str, rows: int) -> None:
         """Record the number of input rows of a stage for a fragment."""
-        if run.place in self._source_rows[stage]:
-            self._input_rows[stage][run.place] = rows
+        if fragment.place in self._source_rows[stage]:
+            self._input_rows[stage][fragment.place] = rows
 
-    def add(self, run: FragmentState, stage: str, kind: TaskKind, report: WorkReport) -> None:
+    def add(self, fragment: FragmentState, stage: str, kind: TaskKind, report: WorkReport) -> None:
         """Add the rows of a completed task."""
-        stats, tally = self._state.stats[run.partition, stage], report.tally
+        stats, tally = self._state.stats[fragment.partition, stage], report.tally
         if (part := report.part) is not None:  # with copied failures, and those of equal rows
-            stats.faults += part.quarantined + part.nulled - run.task_states[stage].tally.faults
+            stats.faults += (
+                part.quarantined + part.nulled - fragment.task_states[stage].tally.faults
+            )
         if kind not in ("whole", "slice"):
             return
         stats.rows_in += tally.rows_in - tally.unread
         stats.rows_out += report.rows_out
         stats.faults += tally.faults if kind == "slice" else 0
 
-    def add_part(self, run: FragmentState, written: StageTaskState, part: PartInfo) -> None:
+    def add_part(self, fragment: FragmentState, written: StageTaskState, part: PartInfo) -> None:
         """Record that a fragment's part was written.
 
         Rows that the part takes from other parts were not computed by this run.
         """
         stage, rows = written.spec.name, part.rows
-        stats = self._state.stats[run.partition, stage]
+        stats = self._state.stats[fragment.partition, stage]
         stats.computed += 1
         stats.copied += part.copied
-        self.set_input_rows(run, stage, part.rows_in - part.unread)
+        self.set_input_rows(fragment, stage, part.rows_in - part.unread)
         if (usage := written.spec.usage) is not None:
             stats.spent.update(usage.used(part.spent))
-        for name, task_state in run.task_states.items():
+        for name, task_state in fragment.task_states.items():
             if task_state.spec.upstream == (stage,):
-                self.set_input_rows(run, name, rows)
+                self.set_input_rows(fragment, name, rows)
 
-    def start_over(self, run: FragmentState) -> None:
+    def start_over(self, fragment: FragmentState) -> None:
         """Subtract the rows of a fragment's slices, which are computed again."""
-        for stage, task_state in run.task_states.items():
+        for stage, task_state in fragment.task_states.items():
             if not task_state.done:
-                stats = self._state.stats[run.partition, stage]
+                stats = self._state.stats[fragment.partition, stage]
                 stats.rows_in -= task_state.tally.rows_in - task_state.tally.unread
                 stats.rows_out -= sum(piece.rows for piece in task_state.pieces.values())
                 stats.faults -= task_state.tally.faults
@@ -177,14 +179,14 @@ def _source_rows(state: RunState, stage: str) -> dict[tuple[int, int], int]:
 
 
 def count_error(
-    state: RunState, run: FragmentState, spec: StageSpec, part: PartInfo, location: str
+    state: RunState, fragment: FragmentState, spec: StageSpec, part: PartInfo, location: str
 ) -> VaneError | None:
     """Return the error in a part's counts, or None; the caller removes a part with an error."""
     base = spec.base_node(state.pipeline)
-    above = state.parts[run.partition, base][run.index] if base != SOURCE else None
-    expected = above.info.rows if above else run.rows
-    sample = state.plan.partitions[run.partition].sample
-    expected = len(sample[run.index]) if sample else expected
+    above = state.parts[fragment.partition, base][fragment.index] if base != SOURCE else None
+    expected = above.info.rows if above else fragment.rows
+    sample = state.plan.partitions[fragment.partition].sample
+    expected = len(sample[fragment.index]) if sample else expected
     passed = part.rows_in - part.filtered - part.quarantined
     if (
         part.rows_in == expected

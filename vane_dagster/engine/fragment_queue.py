@@ -105,13 +105,15 @@ class FragmentQueue:
                 self.pop()
                 self.end(partition)
                 continue
-            fragment = self._state.plan.partitions[partition].fragments[index]
+            record = self._state.plan.partitions[partition].fragments[index]
             states = make_task_states(self._state.pipeline, specs)
-            run = FragmentState(partition, index, fragment, states)
-            run.bytes_read = bytes_read(self._state.parts, partition, index, specs)
+            fragment = FragmentState(partition, index, record, states)
+            fragment.bytes_read = bytes_read(self._state.parts, partition, index, specs)
             lookups = {stage: self.lookups.resolve(partition, stage) for stage in states}
-            run.known = {stage: lookup for stage, lookup in lookups.items() if lookup is not None}
-            return run
+            fragment.known = {
+                stage: lookup for stage, lookup in lookups.items() if lookup is not None
+            }
+            return fragment
         return None
 
     def pop(self) -> None:

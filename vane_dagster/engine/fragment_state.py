@@ -85,7 +85,7 @@ class FragmentState:
     Attributes:
         partition: Index of the partition in the plan.
         index: Index of the fragment in the partition.
-        fragment: The fragment.
+        record: Its files and rows.
         task_states: Its stages to compute, upstream first.
         epoch: Incremented when it starts over, which identifies late answers.
         bytes_read: Bytes of the parts that it reads first.
@@ -96,7 +96,7 @@ class FragmentState:
 
     partition: int
     index: int
-    fragment: FragmentRecord
+    record: FragmentRecord
     task_states: dict[str, StageTaskState]
     epoch: int = 0
     bytes_read: int = 0
@@ -107,7 +107,7 @@ class FragmentState:
     @property
     def rows(self) -> int:
         """The number of its source rows."""
-        return self.fragment.rows
+        return self.record.rows
 
     @property
     def place(self) -> tuple[int, int]:

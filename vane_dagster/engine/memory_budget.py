@@ -23,7 +23,7 @@ class MemoryBudget:
     oldest continue, and the first always does.
 
     Attributes:
-        runs: The fragments in progress, by their place.
+        fragments: Those in progress, by their place.
     """
 
     def __init__(self, limit: int, fragments: int) -> None:
@@ -31,7 +31,7 @@ class MemoryBudget:
         self._limit = limit
         self._most = fragments
         self._expansion = _MIN_EXPANSION
-        self.runs: dict[tuple[int, int], FragmentState] = {}
+        self.fragments: dict[tuple[int, int], FragmentState] = {}
         self._is_measured = False
         self._source_bytes = 0  # of all fragments in progress
 
@@ -39,42 +39,42 @@ class MemoryBudget:
     def _charged_expansion(self) -> float:
         return max(self._expansion, 0.0 if self._is_measured else _UNKNOWN_EXPANSION)
 
-    def has_room_for(self, run: FragmentState) -> bool:
+    def has_room_for(self, fragment: FragmentState) -> bool:
         """Whether there is room for a fragment."""
-        if not self.runs:
+        if not self.fragments:
             return True
-        wanted = (self._source_bytes + _source(run)) * self._charged_expansion
-        return len(self.runs) < self._most and wanted <= self._limit
+        wanted = (self._source_bytes + _source(fragment)) * self._charged_expansion
+        return len(self.fragments) < self._most and wanted <= self._limit
 
-    def charge(self, run: FragmentState) -> None:
+    def charge(self, fragment: FragmentState) -> None:
         """Charge a new fragment."""
-        self.runs[run.place] = run
-        self._source_bytes += _source(run)
+        self.fragments[fragment.place] = fragment
+        self._source_bytes += _source(fragment)
 
-    def record_table(self, run: FragmentState, table_bytes: int) -> None:
+    def record_table(self, fragment: FragmentState, table_bytes: int) -> None:
         """Update the expansion from the bytes that a fragment holds, and those of a new table."""
-        self._expansion = max(self._expansion, (run.held + table_bytes) / _source(run))
+        self._expansion = max(self._expansion, (fragment.held + table_bytes) / _source(fragment))
 
     def last_to_continue(self) -> tuple[float, float]:
         """The last place of a fragment that may continue: it and earlier ones have room to grow."""
         expansion = self._charged_expansion
         if self._source_bytes * expansion <= self._limit:
             return math.inf, 0
-        runs = [self.runs[place] for place in sorted(self.runs)]
-        last, held = runs[0], float(sum(run.held for run in runs))
-        for run in runs:
-            held += max(0.0, _source(run) * expansion - run.held)
+        fragments = [self.fragments[place] for place in sorted(self.fragments)]
+        last, held = fragments[0], float(sum(each.held for each in fragments))
+        for fragment in fragments:
+            held += max(0.0, _source(fragment) * expansion - fragment.held)
             if held > self._limit:
                 break
-            last = run
+            last = fragment
         return last.place
 
-    def release(self, run: FragmentState) -> None:
+    def release(self, fragment: FragmentState) -> None:
         """Release a fragment's bytes."""
-        del self.runs[run.place]
-        self._source_bytes -= _source(run)
-        self._is_measured |= bool(run.task_states)
+        del self.fragments[fragment.place]
+        self._source_bytes -= _source(fragment)
+        self._is_measured |= bool(fragment.task_states)
 
 
-def _source(run: FragmentState) -> int:
-    return max(run.fragment.bytes, run.bytes_read, _MIN_SOURCE_BYTES)
+def _source(fragment: FragmentState) -> int:
+    return max(fragment.record.bytes, fragment.bytes_read, _MIN_SOURCE_BYTES)

@@ -92,10 +92,10 @@ class _RowCounter:
             if index in planned.stages[stage].missing
         ]
         states = make_task_states(self._pipeline, specs)
-        run = FragmentState(partition, index, planned.fragments[index], states)
+        fragment = FragmentState(partition, index, planned.fragments[index], states)
         for place, spec in enumerate(specs):
-            task = Task(run, 0, spec.name, "whole")
-            unknown = self._unknown(run, spec)
+            task = Task(fragment, 0, spec.name, "whole")
+            unknown = self._unknown(fragment, spec)
             try:
                 if unknown is None:
                     continue
@@ -106,7 +106,7 @@ class _RowCounter:
                     if not task.state.given or (unknown and spec.makes_rows):
                         continue
                     work, tables = self._builder.gather(task)
-                elif run.is_read(spec.name):
+                elif fragment.is_read(spec.name):
                     work, tables = self._builder.whole(task)
                 else:
                     continue
@@ -117,20 +117,20 @@ class _RowCounter:
                 text = str(error) if isinstance(error, VaneError) else described(error)
                 self._problems[f"rows of {spec.name!r} were not counted: {text}"] = None
 
-    def _unknown(self, run: FragmentState, spec: StageSpec) -> int | None:
+    def _unknown(self, fragment: FragmentState, spec: StageSpec) -> int | None:
         """Return how many rows a stage may read that only a run can compute.
 
         None if no others are known: those that are stored, or follow from stored rows without code.
         """
-        key, unknown = self._plan.partitions[run.partition].key, 0
+        key, unknown = self._plan.partitions[fragment.partition].key, 0
         for node in {*spec.upstream, *stages_read(self._pipeline, spec)}:
             if node == SOURCE:
                 is_known = self._reads_source
-            elif node in spec.upstream and node in run.task_states:
-                is_known = run.task_states[node].table is not None
-                unknown += self._rows.get((key, node, run.index), (0, 0))[1]
+            elif node in spec.upstream and node in fragment.task_states:
+                is_known = fragment.task_states[node].table is not None
+                unknown += self._rows.get((key, node, fragment.index), (0, 0))[1]
             else:
-                is_known = run.index in self._state.parts[run.partition, node]
+                is_known = fragment.index in self._state.parts[fragment.partition, node]
             if not is_known or (unknown and len(spec.upstream) > 1):
                 return None
         return unknown
@@ -140,11 +140,11 @@ class _RowCounter:
 
         There are at most so many rows besides those in memory that are unknown.
         """
-        run, stage = task.run, spec.name
-        known = self._lookups.resolve(run.partition, stage)
+        fragment, stage = task.fragment, spec.name
+        known = self._lookups.resolve(fragment.partition, stage)
         if known is None:
             return 0
-        run.known[stage] = known
+        fragment.known[stage] = known
         work, tables = self._builder.load(task, None)
         outcome = compute_here(work, tables)
         rows, new = outcome.rows, outcome.report.tally.rows_in
@@ -162,9 +162,9 @@ class _RowCounter:
         kept = len(known_now.sources()) - len(known.sources())
         in_kept = int(np.count_nonzero((parts >= 0) & (parts < kept)))
         least = int(np.count_nonzero(is_read))
-        key = self._plan.partitions[run.partition].key
+        key = self._plan.partitions[fragment.partition].key
         counts = (least, least + in_kept + unknown, rows.num_rows - new - in_kept)
-        self._computed[key, stage, run.index] = counts
+        self._computed[key, stage, fragment.index] = counts
         place = stage, None if spec.reuse.partitions else key
         self._keys[place].append(keys[:new][is_read])
         self._known[place].append(keys[new:][parts >= 0])

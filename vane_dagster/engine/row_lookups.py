@@ -81,11 +81,11 @@ class RowLookups:
             for key in self._state.searched(partition, stage)
         )
 
-    def record(self, run: FragmentState, stage: str, report: WorkReport) -> None:
+    def record(self, fragment: FragmentState, stage: str, report: WorkReport) -> None:
         """Count a fragment's rows, and how many of them were found in other partitions."""
-        known = run.known.get(stage)
+        known = fragment.known.get(stage)
         if known is not None and any(not group.is_own for group in known.groups):
-            counts = self._counted[stage][run.partition]
+            counts = self._counted[stage][fragment.partition]
             counts.update(rows=report.rows_out, found=report.found_elsewhere)
 
     def _stage_plan(self, partition: int, stage: str) -> StagePlan:

@@ -111,7 +111,7 @@ class WaveScheduler:
         self._budget = MemoryBudget(
             budget_bytes, max(4, _FRAGMENTS_A_WORKER * self._worker_group.size)
         )
-        self._active = self._budget.runs
+        self._active = self._budget.fragments
 
     def run(self) -> None:
         """Stream until every fragment is computed or given up."""
@@ -140,35 +140,35 @@ class WaveScheduler:
     def _admit(self) -> None:
         self._fragments.apply_claims()
         self._is_full = False
-        while run := self._fragments.peek():
-            self._is_full = not self._budget.has_room_for(run)
-            if self._is_full or self._is_learning() or not self._is_within_budgets(run):
+        while fragment := self._fragments.peek():
+            self._is_full = not self._budget.has_room_for(fragment)
+            if self._is_full or self._is_learning() or not self._is_within_budgets(fragment):
                 break
             self._fragments.pop()
-            self._budget.charge(run)
-            self._start_ready(run)
+            self._budget.charge(fragment)
+            self._start_ready(fragment)
         self._fragments.claim_ahead(len(self._active))
 
-    def _start_ready(self, run: FragmentState) -> None:
-        for stage, task_state in run.task_states.items():
+    def _start_ready(self, fragment: FragmentState) -> None:
+        for stage, task_state in fragment.task_states.items():
             if task_state.started or task_state.waits_for:
                 continue
             task_state.started = True
-            if stage not in self._pools or self._should_run_whole(run, stage):
-                self._queue(run, stage, "whole")
-            elif above := self._upstream_in_memory(run, task_state.spec):
-                self._set_input(run, stage, replace(above, bytes=0))
+            if stage not in self._pools or self._should_run_whole(fragment, stage):
+                self._queue(fragment, stage, "whole")
+            elif above := self._upstream_in_memory(fragment, task_state.spec):
+                self._set_input(fragment, stage, replace(above, bytes=0))
             else:
-                self._queue(run, stage, "load")
+                self._queue(fragment, stage, "load")
 
     def _is_learning(self) -> bool:
         """Whether admission waits until the first fragments show the speed of their stages."""
         is_learning = self._slice_sizer.is_learning
         if self._ended or len(self._active) < _FRAGMENTS_TO_LEARN or not is_learning(self._stages):
             return False
-        return is_learning({stage for run in self._active.values() for stage in run.task_states})
+        return is_learning({s for each in self._active.values() for s in each.task_states})
 
-    def _is_within_budgets(self, run: FragmentState) -> bool:
+    def _is_within_budgets(self, fragment: FragmentState) -> bool:
         """Whether the budgets of its stages let a fragment begin now."""
 
         def in_flight(stage: str) -> int:
@@ -179,31 +179,31 @@ class WaveScheduler:
             )
 
         may_begin = self._state.token_budget.may_begin
-        stages = run.task_states
-        return all(may_begin(s, run.rows, functools.partial(in_flight, s)) for s in stages)
+        stages = fragment.task_states
+        return all(may_begin(s, fragment.rows, functools.partial(in_flight, s)) for s in stages)
 
-    def _upstream_in_memory(self, run: FragmentState, spec: StageSpec) -> Held | None:
+    def _upstream_in_memory(self, fragment: FragmentState, spec: StageSpec) -> Held | None:
         """The upstream rows, if a map's workers can read them from memory in their order."""
-        above = run.task_states.get(spec.upstream[0])
-        return above.table if above and not run.is_arranged(spec) else None
+        above = fragment.task_states.get(spec.upstream[0])
+        return above.table if above and not fragment.is_arranged(spec) else None
 
-    def _should_run_whole(self, run: FragmentState, stage: str) -> bool:
-        if run.is_suspect or not run.expects_new_rows(stage):
+    def _should_run_whole(self, fragment: FragmentState, stage: str) -> bool:
+        if fragment.is_suspect or not fragment.expects_new_rows(stage):
             return False
-        return self._slice_sizer.should_run_whole(stage, run.rows)
+        return self._slice_sizer.should_run_whole(stage, fragment.rows)
 
-    def _set_input(self, run: FragmentState, stage: str, given: Held) -> None:
-        run.task_states[stage].give(given)
-        self._queue(run, stage, "slice" if given.rows else "gather")
+    def _set_input(self, fragment: FragmentState, stage: str, given: Held) -> None:
+        fragment.task_states[stage].give(given)
+        self._queue(fragment, stage, "slice" if given.rows else "gather")
 
     def _queue(
-        self, run: FragmentState, stage: str, kind: TaskKind, retry: RetriedRows | None = None
+        self, fragment: FragmentState, stage: str, kind: TaskKind, retry: RetriedRows | None = None
     ) -> None:
         calls = stage in self._pools and kind in ("slice", "whole") and not (retry and retry.error)
         if calls:
             self._worker_group.load()
         self._worker_group.worker_queue(stage, calls).push(
-            run.place, Task(run, run.epoch, stage, kind, retry)
+            fragment.place, Task(fragment, fragment.epoch, stage, kind, retry)
         )
 
     # Assignment of tasks
@@ -214,7 +214,9 @@ class WaveScheduler:
             while (task := worker_queue.peek()) is not None:
                 if not task.is_current:
                     worker_queue.pop()
-                elif task.run.place <= last and (worker := worker_queue.pick_worker(task.alone)):
+                elif task.fragment.place <= last and (
+                    worker := worker_queue.pick_worker(task.alone)
+                ):
                     self._assign(worker_queue, task, worker)
                 else:
                     break
@@ -222,12 +224,12 @@ class WaveScheduler:
     def _assign(self, worker_queue: WorkerQueue, task: Task, worker: Worker) -> None:
         last = self._fragments.is_last
         work, tables, start, rows = self._builder.take_next(task, worker_queue, worker, last)
-        self._counts.begin(task.run, task.stage)
+        self._counts.begin(task.fragment, task.stage)
         worker_queue.begin(worker, rows, task.alone)
         began = self._clock()  # before the worker's own clock, which ends a call at timeout_s
         ticket = self._lease.run(worker, work, tables)
         self._in_flight[ticket] = InFlightTask(worker, task, work, start, rows, began)
-        key, place = self._state.plan.partitions[task.run.partition].key, task.run.index
+        key, place = self._state.plan.partitions[task.fragment.partition].key, task.fragment.index
         called = (ticket, task.stage, key, place, task.kind, worker.name, time.time_ns())
         self._state.emit(CallStarted(*called))
 
@@ -244,7 +246,7 @@ class WaveScheduler:
         )
         if report is not None and report.unused_gpu:
             self._worker_group.notice_unused_gpu(in_flight.worker, report.unused_gpu)
-        self._counts.end(in_flight.task.run, in_flight.task.stage, report)
+        self._counts.end(in_flight.task.fragment, in_flight.task.stage, report)
         if report is None:
             loss, reason = self._loss_of(in_flight, done)
             self._lost(in_flight, loss, reason, None, done.at)
@@ -263,7 +265,7 @@ class WaveScheduler:
     def _answered(self, in_flight: InFlightTask, report: WorkReport, done: CallResult) -> None:
         task = in_flight.task
         if (output := report.output).text:
-            key = self._state.plan.partitions[task.run.partition].key
+            key = self._state.plan.partitions[task.fragment.partition].key
             self._state.emit(Printed(task.stage, output, in_flight.worker.name, key))
         if report.cancelled:
             raise lease_expired(self._lease.id)
@@ -274,32 +276,34 @@ class WaveScheduler:
         counts = calls and not self._state.plan.retried  # rows that failed before may fail again
         if counts and not report.all_rows_failed:
             self._failure_streaks.record_success(worker, worker.pool)
-        elif counts and self._failure_streaks.record_failure(worker, worker.pool, task.run.place):
+        elif counts and self._failure_streaks.record_failure(
+            worker, worker.pool, task.fragment.place
+        ):
             reason = f"all rows failed in {MAX_CONSECUTIVE_FAILURES} consecutive fragments"
             self._lost(in_flight, "outside", reason)
             return
         if not task.is_current:
             return
-        run, task_state = task.run, task.state
+        fragment, task_state = task.fragment, task.state
         if report.faults:
-            self._state.add_failed_rows(run.partition, task.stage, report.faults)
+            self._state.add_failed_rows(fragment.partition, task.stage, report.faults)
         if report.fault:
             self._refused(task, report.fault)
             return
         if calls:
             self._lost_calls.answered(task.stage)
-        self._budget.record_table(run, report.bytes_out)
-        self._counts.add(run, task.stage, task.kind, report)
+        self._budget.record_table(fragment, report.bytes_out)
+        self._counts.add(fragment, task.stage, task.kind, report)
         if calls:
             self._slice_sizer.learn(task.stage, report.seconds, report.tally.rows_in)
         if report.faults:
             failed = "; ".join(fault_lines(report.faults))
             self._state.emit(Noticed(f"{in_flight.work.location}: some rows failed: {failed}"))
         if task.kind == "load":
-            self._fragments.lookups.record(run, task.stage, report)
+            self._fragments.lookups.record(fragment, task.stage, report)
             given = Held(done.table, report.tally.rows_in, report.bytes_out)
-            self._counts.set_input_rows(run, task.stage, report.rows_out)
-            self._set_input(run, task.stage, given)
+            self._counts.set_input_rows(fragment, task.stage, report.rows_out)
+            self._set_input(fragment, task.stage, given)
         elif task.kind == "slice":
             piece = Held(done.table, report.rows_out, report.bytes_out)
             task_state.pieces[in_flight.start] = piece
@@ -310,89 +314,91 @@ class WaveScheduler:
             task_state.pending += [report.pending] if report.pending else []
             if not task_state.rows_left and not task_state.slices_in_flight:
                 if task_state.pending:
-                    self._pend(run, task.stage, task_state.pending)
+                    self._pend(fragment, task.stage, task_state.pending)
                     return
-                if not run.is_arranged(task_state.spec):
+                if not fragment.is_arranged(task_state.spec):
                     task_state.given = None
-                self._queue(run, task.stage, "gather")
+                self._queue(fragment, task.stage, "gather")
         elif report.pending:
-            self._pend(run, task.stage, [report.pending])
+            self._pend(fragment, task.stage, [report.pending])
         else:
             self._written(task, in_flight.work, report, done.table)
 
     def _written(self, task: Task, work: Work, report: WorkReport, table: Any) -> None:
-        run, task_state, stage = task.run, task.state, task.stage
+        fragment, task_state, stage = task.fragment, task.state, task.stage
         assert report.part is not None
         assert work.target is not None
         part = Part(work.target.folder, report.part)
-        if error := count_error(self._state, run, task.spec, part.info, work.location):
+        if error := count_error(self._state, fragment, task.spec, part.info, work.location):
             work.target.folder.delete([report.part.name])  # so that no run finds it
-            self._fail(run.partition, stage, error)
+            self._fail(fragment.partition, stage, error)
             return
-        self._counts.add_part(run, task_state, part.info)
+        self._counts.add_part(fragment, task_state, part.info)
         task_state.done, task_state.given, task_state.pieces = True, None, {}
-        if run.is_read(stage):
+        if fragment.is_read(stage):
             task_state.table = Held(table, part.info.rows, report.bytes_out)
-        self._state.add_part(run.partition, stage, run.index, part)
-        self._state.token_budget.ended(stage, part.info, run.rows)
-        for below in run.task_states.values():
+        self._state.add_part(fragment.partition, stage, fragment.index, part)
+        self._state.token_budget.ended(stage, part.info, fragment.rows)
+        for below in fragment.task_states.values():
             below.waits_for.discard(stage)
-        self._start_ready(run)
-        run.let_go()
-        self._end_if_finished(run)
+        self._start_ready(fragment)
+        fragment.let_go()
+        self._end_if_finished(fragment)
 
-    def _pend(self, run: FragmentState, stage: str, recorded: Sequence[Recorded]) -> None:
+    def _pend(self, fragment: FragmentState, stage: str, recorded: Sequence[Recorded]) -> None:
         """Give up a stage and those downstream of it for a fragment that waits for batches."""
-        waiting = self._state.pend(run.partition, stage, run.index, recorded)
-        run.abandon(waiting)
+        waiting = self._state.pend(fragment.partition, stage, fragment.index, recorded)
+        fragment.abandon(waiting)
         for each in recorded:
-            if error := self._state.token_budget.submitted(stage, each, run.rows // len(recorded)):
+            if error := self._state.token_budget.submitted(
+                stage, each, fragment.rows // len(recorded)
+            ):
                 self._fail_unstarted(stage, error)
-        self._end_if_finished(run)
+        self._end_if_finished(fragment)
 
-    def _end_if_finished(self, run: FragmentState) -> None:
-        if run.finished and run.place in self._active:
-            self._budget.release(run)
-            self._fragments.end(run.partition)
+    def _end_if_finished(self, fragment: FragmentState) -> None:
+        if fragment.finished and fragment.place in self._active:
+            self._budget.release(fragment)
+            self._fragments.end(fragment.partition)
             self._ended += 1
 
     # Failures
 
     def _refused(self, task: Task, fault: Fault) -> None:
-        run, known = task.run, task.state.known
+        fragment, known = task.fragment, task.state.known
         groups = known.groups if known else ()
         looked_up = {file for group in groups for part in group.parts for file in part.files}
         try:
-            given = self._state, run.partition, fault, looked_up
+            given = self._state, fragment.partition, fault, looked_up
             removed = remove_damaged(*given) if fault.part else None
         except StoreError as error:
-            self._fail(run.partition, task.stage, error)
+            self._fail(fragment.partition, task.stage, error)
             return
         for other in list(self._active.values()):
             if other.place in self._state.damaged:
                 other.abandon(set(other.task_states))
                 self._end_if_finished(other)
-        if removed == run.index:
+        if removed == fragment.index:
             return
         if fault.part in looked_up:
             self._state.emit(Noticed(f"{fault.message}. Its rows are computed again"))
-            run.unreadable.add(fault.part)
-            self._start_over(run)
+            fragment.unreadable.add(fault.part)
+            self._start_over(fragment)
         elif fault.of_stage:
             self._give_up([task.stage], fault.error())
         else:
-            self._fail(run.partition, task.stage, fault.error())
+            self._fail(fragment.partition, task.stage, fault.error())
 
     def _fail(self, partition: int, stage: str, error: VaneError) -> None:
         given_up = self._state.fail(partition, stage, error)
-        for run in [r for r in self._active.values() if r.partition == partition]:
-            run.abandon(given_up)
-            self._end_if_finished(run)
+        for fragment in [f for f in self._active.values() if f.partition == partition]:
+            fragment.abandon(given_up)
+            self._end_if_finished(fragment)
 
     def _fail_unstarted(self, stage: str, error: VaneError) -> None:
         """Fail a stage in partitions with unstarted fragments; finish fragments in progress."""
         self._state.emit(Noticed(str(error)))  # there may be no such partition
-        begun = {run.place for run in self._active.values() if stage in run.task_states}
+        begun = {f.place for f in self._active.values() if stage in f.task_states}
         for index, fragments in self._state.fragments_left([stage]).items():
             if any((index, i) not in begun for i in fragments):
                 self._state.fail(index, stage, error)
@@ -432,34 +438,35 @@ class WaveScheduler:
             self._worker_group.replace_lost(worker, reason, starting=False)
         if not task.is_current:
             return
-        run, start = task.run, in_flight.start
+        fragment, start = task.fragment, in_flight.start
         rows = range(start, start + in_flight.rows) if task.kind == "slice" else None
-        given = (loss, task.stage, run.place, rows, task.spec.isolates_rows)
+        given = (loss, task.stage, fragment.place, rows, task.spec.isolates_rows)
         retried = self._lost_calls.decide(*given, fault.message if fault else "", at)
         if isinstance(retried, list):
             task.state.slices_in_flight += len(retried) - 1
             for part in retried:
-                self._queue(run, task.stage, "slice", part)
+                self._queue(fragment, task.stage, "slice", part)
         elif retried == "start over":
-            run.is_suspect |= loss not in ("table", "outside")
-            self._start_over(run)
+            fragment.is_suspect |= loss not in ("table", "outside")
+            self._start_over(fragment)
         else:
             fix = "on_error='quarantine' isolates it"
             if task.spec.isolates_rows:
                 fix = "and many do in a row, compute some of them alone with Stage.preview"
             error = ComputeError(
                 f"{in_flight.work.location}: its worker or its data was lost "
-                f"{self._lost_calls.fragment_counts[run.place]} times, the last time: {reason}. "
+                f"{self._lost_calls.fragment_counts[fragment.place]} times, the last time: "
+                f"{reason}. "
                 "If memory ran out, lower batch_size or concurrency, or reserve memory=; if a row "
                 f"kills the process, {fix}" + (f"\n\n{fault.traceback}" if fault else "")
             )
-            self._fail(run.partition, task.stage, error)
+            self._fail(fragment.partition, task.stage, error)
 
-    def _start_over(self, run: FragmentState) -> None:
-        self._counts.start_over(run)
-        self._lost_calls.started_over(run.place)
-        run.start_over(self._state.pipeline)
-        self._start_ready(run)
+    def _start_over(self, fragment: FragmentState) -> None:
+        self._counts.start_over(fragment)
+        self._lost_calls.started_over(fragment.place)
+        fragment.start_over(self._state.pipeline)
+        self._start_ready(fragment)
 
     def _measure(self) -> None:
         """Measure what the workers do. All of it changes between two waits for answers alone."""

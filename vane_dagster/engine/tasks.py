@@ -70,7 +70,7 @@ class Task:
     A slice gets its rows at assignment, unless `retry` gives them.
     """
 
-    run: FragmentState
+    fragment: FragmentState
     epoch: int
     stage: str
     kind: TaskKind
@@ -79,7 +79,7 @@ class Task:
     @property
     def state(self) -> StageTaskState:
         """The state of its stage."""
-        return self.run.task_states[self.stage]
+        return self.fragment.task_states[self.stage]
 
     @property
     def spec(self) -> StageSpec:
@@ -90,13 +90,13 @@ class Task:
     def alone(self) -> bool:
         """Whether it may end its worker, so that no other call may be there meanwhile."""
         if self.retry is None or not self.retry.may_kill:
-            return self.run.is_suspect
+            return self.fragment.is_suspect
         return self.retry.error is None
 
     @property
     def is_current(self) -> bool:
         """Whether its fragment is still in progress, and has not started over."""
-        return self.epoch == self.run.epoch and self.stage in self.run.task_states
+        return self.epoch == self.fragment.epoch and self.stage in self.fragment.task_states
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class WorkBuilder:
         upstream = task.spec.upstream[0]
         rows, tables = self._input(task, upstream, 0)
         op: Op = Gather()
-        if task.run.is_arranged(task.spec):
+        if task.fragment.is_arranged(task.spec):
             op = Arrange(order, self._keying(task), self._known(task))
         return self._work(task, op, (rows,), self._upstream_schema(task, upstream)), tables
 
@@ -189,19 +189,21 @@ class WorkBuilder:
         The latter takes half a microsecond a row, which fast functions do not repay. Nor do they
         repay the search for equal rows of the fragment, if there is nothing else to look up.
         """
-        run, known = task.run, task.run.known.get(task.stage)
+        fragment, known = task.fragment, task.fragment.known.get(task.stage)
         is_costly = self._slice_sizer.is_costly(task.stage)
         if known is not None and not is_costly and not known.groups:
             known = None
         if known is not None and is_costly:
             plan = self._partition(task).stages[task.stage]
-            parts = list(self._state.parts[run.partition, task.stage].values())
-            made = self._groups[run.partition, task.stage]
+            parts = list(self._state.parts[fragment.partition, task.stage].values())
+            made = self._groups[fragment.partition, task.stage]
             own = written_groups(parts, len(plan.parts), input_id(self._pipeline, task.stage), made)
             known = replace(known, groups=(*own, *known.groups))
-        if known is not None and run.unreadable:
+        if known is not None and fragment.unreadable:
             groups = [
-                replace(g, parts=tuple(p for p in g.parts if run.unreadable.isdisjoint(p.files)))
+                replace(
+                    g, parts=tuple(p for p in g.parts if fragment.unreadable.isdisjoint(p.files))
+                )
                 for g in known.groups
             ]
             known = replace(known, groups=tuple(groups))
@@ -211,7 +213,7 @@ class WorkBuilder:
     def _slice(self, task: Task, op: Op, start: int, rows: int) -> _Built:
         """Build work on some rows of a map's input, without the column that arranged rows have."""
         columns = None
-        if task.run.is_arranged(task.spec):
+        if task.fragment.is_arranged(task.spec):
             columns = tuple(self._upstream_schema(task, task.spec.upstream[0]).names)
         given = TableRows(0, start, start + rows, columns)
         return self._work(task, op, (given,)), [self._given(task)]
@@ -238,7 +240,7 @@ class WorkBuilder:
         """Build work that concatenates a map's slices and writes the part."""
         tables = [piece.table for _, piece in sorted(task.state.pieces.items())]
         op: Op = Gather()
-        if task.run.is_arranged(task.spec):
+        if task.fragment.is_arranged(task.spec):
             call = self.op(task)
             assert isinstance(call, CallUdf)
             op, tables = self._restore(task, call), [*tables, self._given(task)]
@@ -257,7 +259,7 @@ class WorkBuilder:
             self._ops[place] = self._operation(task.spec, generation)
         op = self._ops[place]
         if isinstance(op, CallUdf) and op.policy.on_error != "raise":
-            allowed = self._state.faults_allowed(task.run.partition, task.stage)
+            allowed = self._state.faults_allowed(task.fragment.partition, task.stage)
             return replace(op, max_faults=allowed)
         if isinstance(op, Join):
             return replace(op, quarantined=self._quarantined(task, op))
@@ -317,16 +319,16 @@ class WorkBuilder:
 
     def _location(self, task: Task) -> str:
         """Stage, partition and fragment, for messages."""
-        key, run = self._partition(task).key, task.run
+        key, fragment = self._partition(task).key, task.fragment
         label = f"stage '{self._pipeline.name}/{task.stage}'{in_partition(key)}"
-        return f"{label}, fragment {run.index} ({run.fragment})"
+        return f"{label}, fragment {fragment.index} ({fragment.record})"
 
     def _part(self, task: Task, op: Op, rows: tuple[Rows, ...]) -> Work:
         """Work with a result to write, and to keep in memory if a downstream stage reads it."""
         return replace(
             self._work(task, op, rows),
             target=self._target(task),
-            keep=task.run.is_read(task.stage),
+            keep=task.fragment.is_read(task.stage),
             new_ids=task.spec.makes_rows,
             keying=self._keying(task),
         )
@@ -344,7 +346,7 @@ class WorkBuilder:
             computed_by(self._plan.definitions[task.stage], rows),
             max(
                 self._state.epochs.get(task.stage, 0),
-                self._state.row_floor(task.run.partition, task.stage) or 0,
+                self._state.row_floor(task.fragment.partition, task.stage) or 0,
             ),
             spec.row_versions(self._plan.files.get(task.stage, {})),
         )
@@ -366,19 +368,19 @@ class WorkBuilder:
             lease=self._lease,
             run_id=self._state.run_id,
             stage=f"{self._pipeline.name}/{task.stage}",
-            fragment=str(task.run.fragment),
+            fragment=str(task.fragment.record),
             source_files=self._source_files(task) if opens_files else None,
         )
 
     def _partition(self, task: Task) -> PartitionPlan:
-        return self._plan.partitions[task.run.partition]
+        return self._plan.partitions[task.fragment.partition]
 
     def _stored(self, task: Task, stage: str) -> Part:
         """The part of an upstream stage for a task's fragment."""
-        return self._state.parts[task.run.partition, stage][task.run.index]
+        return self._state.parts[task.fragment.partition, stage][task.fragment.index]
 
     def _target(self, task: Task) -> PartTarget:
-        spec, partition, index = task.spec, self._partition(task), task.run.index
+        spec, partition, index = task.spec, self._partition(task), task.fragment.index
         plan = partition.stages[task.stage]
         folder = self._state.store.parts(self._pipeline.name, task.stage, partition.key)
         compression = None
@@ -396,13 +398,16 @@ class WorkBuilder:
 
         Of a sample only the rows of the stage's base are limited; of a preview each part.
         """
-        partition, run = self._partition(task), task.run
+        partition, fragment = self._partition(task), task.fragment
         rows: SourceRows | PartRows
         if upstream == SOURCE:
-            schema, files = self._upstream_schema(task, upstream), partition.files_of(run.fragment)
+            schema, files = (
+                self._upstream_schema(task, upstream),
+                partition.files_of(fragment.record),
+            )
             ids, id = self._plan.id_rule(partition), self._pipeline.id
-            rows = SourceRows(self._source, run.fragment, schema, files, id, ids)
-        elif (above := run.task_states.get(upstream)) and above.table:
+            rows = SourceRows(self._source, fragment.record, schema, files, id, ids)
+        elif (above := fragment.task_states.get(upstream)) and above.table:
             return TableRows(position), [above.table.table]
         else:
             part = self._stored(task, upstream)
@@ -410,13 +415,13 @@ class WorkBuilder:
             if partition.preview:
                 return SampledRows(rows, tuple(range(part.info.rows))), []
         if partition.sample and upstream == task.spec.base_node(self._pipeline):
-            return SampledRows(rows, partition.sample[run.index]), []
+            return SampledRows(rows, partition.sample[fragment.index]), []
         return rows, []
 
     def _source_files(self, task: Task) -> SourceFiles:
         """The files for code that opens them."""
         partition = self._partition(task)
-        files, touched = partition.files_of(task.run.fragment), partition.touched
+        files, touched = partition.files_of(task.fragment.record), partition.touched
         own = {file.url: touched[file.url] for file in files if file.url in touched}
         return SourceFiles(self._source, files, own)
 

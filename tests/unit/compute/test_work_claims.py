@@ -103,27 +103,27 @@ class Run:
                 return fragment
         return None
 
-    def write(self, run: FragmentState, *stages: str) -> None:
+    def write(self, fragment: FragmentState, *stages: str) -> None:
         """Writes the parts of a fragment, as workers would."""
-        for stage in stages or tuple(run.task_states):
-            partition = self.state.plan.partitions[run.partition]
+        for stage in stages or tuple(fragment.task_states):
+            partition = self.state.plan.partitions[fragment.partition]
             table = partition.schemas[stage].empty_table()
             pipeline = self.state.pipeline.name
             folder = self.state.store.parts(pipeline, stage, partition.key)
-            key = partition.stages[stage].keys[run.index]
+            key = partition.stages[stage].keys[fragment.index]
             info = write_part(table, PartTarget(folder, key, "id"))
-            self.state.add_part(run.partition, stage, run.index, Part(folder, info))
-            run.task_states[stage].done = True
-            self.computed.append((*run.place, stage))
-        if run.finished:
-            self.queue.end(run.partition)
+            self.state.add_part(fragment.partition, stage, fragment.index, Part(folder, info))
+            fragment.task_states[stage].done = True
+            self.computed.append((*fragment.place, stage))
+        if fragment.finished:
+            self.queue.end(fragment.partition)
 
     def drain(self) -> None:
         deadline = time.monotonic() + 20
         while not self.queue.is_empty:
             assert time.monotonic() < deadline, "the run does not end"
-            if run := self.take():
-                self.write(run)
+            if fragment := self.take():
+                self.write(fragment)
 
     def end(self) -> None:
         self.queue.close()

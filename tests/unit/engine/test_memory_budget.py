@@ -14,7 +14,7 @@ from vane_dagster.storage.manifest import FragmentRecord, PartInfo
 MIB = 1 << 20
 
 
-def runs(count: int, mib: int = 10, read_mib: int = 0) -> list[FragmentState]:
+def fragments(count: int, mib: int = 10, read_mib: int = 0) -> list[FragmentState]:
     """Fragments of `mib` MiB: a wide project and a map, joined."""
     pipeline = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     quick = pipeline.project("quick", ["id"])
@@ -24,19 +24,19 @@ def runs(count: int, mib: int = 10, read_mib: int = 0) -> list[FragmentState]:
     made = []
     for order in range(count):
         record = FragmentRecord("file:///a", 0, 1, str(order), mib * MIB)
-        run = FragmentState(0, order, record, make_task_states(pipeline, specs))
-        run.bytes_read = read_mib * MIB
-        made.append(run)
+        fragment = FragmentState(0, order, record, make_task_states(pipeline, specs))
+        fragment.bytes_read = read_mib * MIB
+        made.append(fragment)
     return made
 
 
-def finish(budget: MemoryBudget, run: FragmentState, mib: int) -> None:
+def finish(budget: MemoryBudget, fragment: FragmentState, mib: int) -> None:
     """A fragment comes to its end, which held `mib` MiB at most."""
-    budget.charge(run)
-    budget.record_table(run, mib * MIB)
-    for task_state in run.task_states.values():
+    budget.charge(fragment)
+    budget.record_table(fragment, mib * MIB)
+    for task_state in fragment.task_states.values():
         task_state.done = True
-    budget.release(run)
+    budget.release(fragment)
 
 
 def admitted(budget: MemoryBudget, waiting: list[FragmentState]) -> int:
@@ -48,14 +48,14 @@ def admitted(budget: MemoryBudget, waiting: list[FragmentState]) -> int:
 
 
 def test_a_large_expansion_is_assumed_until_a_fragment_has_come_through():
-    budget, (first, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
+    budget, (first, *waiting) = MemoryBudget(1000 * MIB, 100), fragments(50)
     assert admitted(budget, list(waiting)) == 3, "32 times 10 MiB each"
     finish(budget, first, 40)
     assert admitted(budget, waiting[3:]) == 25 - 3, "40 MiB each"
 
 
 def test_a_fragment_that_outgrows_what_was_expected_stops_admission_and_those_after_it():
-    budget, (known, *waiting) = MemoryBudget(1000 * MIB, 100), runs(50)
+    budget, (known, *waiting) = MemoryBudget(1000 * MIB, 100), fragments(50)
     finish(budget, known, 30)
     first, second, third = waiting[:3]
     assert admitted(budget, waiting[:20]) == 20
@@ -69,7 +69,7 @@ def test_a_fragment_that_outgrows_what_was_expected_stops_admission_and_those_af
 
 
 def test_parts_that_a_wave_begins_with_count_as_its_source():
-    assert admitted(MemoryBudget(1000 * MIB, 100), runs(50, mib=1, read_mib=10)) == 3
+    assert admitted(MemoryBudget(1000 * MIB, 100), fragments(50, mib=1, read_mib=10)) == 3
     pipeline = vd.Pipeline("docs", source=vd.parquet("/nowhere"), id="id")
     low = pipeline.project("low", ["id"])
     mid = low.project("mid", ["id"])
