@@ -214,8 +214,9 @@ class LocalBackend:
         self.folder = str(new_temporary_folder("vane-", _roomy_folder()))
         self._guard = Guard(self.folder)
         self._surroundings: tuple[Any, ...] = ()
-        given = (self.processes, self.folder, self._guard, os.getpid())
-        self._end = weakref.finalize(self, _close, *given)
+        self._end = weakref.finalize(
+            self, _close, self.processes, self.folder, self._guard, os.getpid()
+        )
 
     @classmethod
     def warm(cls, *settings: Any) -> LocalBackend:
@@ -268,8 +269,8 @@ class LocalBackend:
         claim = start.claim
         threads = claim.threads_on(self._capacity.cpus)
         gpus = self._assigned(claim.bundle.get("GPU", 0.0))
-        given = (self.folder, claim, threads, gpus, self._guard)
-        self.processes[start.worker] = self._process(*given)
+        process = self._process(self.folder, claim, threads, gpus, self._guard)
+        self.processes[start.worker] = process
 
     def _assigned(self, amount: float) -> list[str]:
         """The GPUs for a worker. Others may have filled them in another way than was planned."""

@@ -192,9 +192,17 @@ class RayLease:
         """See `Lease.load`."""
         pool = self._pools[worker.pool]
         archive = self._archives.get(worker.pool, b"")
-        env, used_by = forwarded(pool), (self._run_id, pool.stages, self.id)
-        given = (pool.model, b"", pool.threads, env, pool.lifecycle, endpoints, versions())
-        call = LoadCall(*given, *used_by)
+        call = LoadCall(
+            pool.model,
+            threads=pool.threads,
+            env=forwarded(pool),
+            lifecycle=pool.lifecycle,
+            endpoints=endpoints,
+            versions=versions(),
+            run_id=self._run_id,
+            stages=pool.stages,
+            lease=self.id,
+        )
         return self._called(worker, lambda a: (a.load.remote(call, archive), None), starting=True)
 
     def announce(self, worker: Worker, endpoints: Endpoints) -> None:

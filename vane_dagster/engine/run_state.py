@@ -80,8 +80,9 @@ class RunState:
         self._samples: dict[tuple[int, str], Sequence[Mapping[str, str]]] = {}
         self.claims = claims or Claims()
         hash_file = functools.partial(content_hash, source=plan.source)
-        given = hash_file, self._publishing, check_runner.results
-        self._committer = Committer(store, *given, in_order=bool(self._before))
+        self._committer = Committer(
+            store, hash_file, self._publishing, check_runner.results, in_order=bool(self._before)
+        )
         self._queued: set[tuple[int, str]] = set()
         self.token_budget = TokenBudget(plan.pipeline, used)
         self.pending = PendingRows(plan, store, plan.origin or run_id, emit)

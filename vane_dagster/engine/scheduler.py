@@ -229,9 +229,16 @@ class WaveScheduler:
         began = self._clock()  # before the worker's own clock, which ends a call at timeout_s
         ticket = self._lease.run(worker, work, tables)
         self._in_flight[ticket] = InFlightTask(worker, task, work, start, rows, began)
-        key, place = self._state.plan.partitions[task.fragment.partition].key, task.fragment.index
-        called = (ticket, task.stage, key, place, task.kind, worker.name, time.time_ns())
-        self._state.emit(CallStarted(*called))
+        called = CallStarted(
+            ticket,
+            task.stage,
+            partition=self._state.plan.partitions[task.fragment.partition].key,
+            fragment=task.fragment.index,
+            kind=task.kind,
+            worker=worker.name,
+            at=time.time_ns(),
+        )
+        self._state.emit(called)
 
     # Completed calls
 
@@ -369,8 +376,9 @@ class WaveScheduler:
         groups = known.groups if known else ()
         looked_up = {file for group in groups for part in group.parts for file in part.files}
         try:
-            given = self._state, fragment.partition, fault, looked_up
-            removed = remove_damaged(*given) if fault.part else None
+            removed = None
+            if fault.part:
+                removed = remove_damaged(self._state, fragment.partition, fault, looked_up)
         except StoreError as error:
             self._fail(fragment.partition, task.stage, error)
             return
@@ -440,8 +448,15 @@ class WaveScheduler:
             return
         fragment, start = task.fragment, in_flight.start
         rows = range(start, start + in_flight.rows) if task.kind == "slice" else None
-        given = (loss, task.stage, fragment.place, rows, task.spec.isolates_rows)
-        retried = self._lost_calls.decide(*given, fault.message if fault else "", at)
+        retried = self._lost_calls.decide(
+            loss,
+            task.stage,
+            fragment.place,
+            rows,
+            task.spec.isolates_rows,
+            why=fault.message if fault else "",
+            at=at,
+        )
         if isinstance(retried, list):
             task.state.slices_in_flight += len(retried) - 1
             for part in retried:

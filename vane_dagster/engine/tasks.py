@@ -142,9 +142,10 @@ class WorkBuilder:
             assert task.spec.runs_udf
             assert state.given
             last = last and len(worker_queue) == 1
-            given = task.spec, state.given.rows, state.rows_left, worker_queue.size, last
             start = state.given.rows - state.rows_left
-            rows = self._slice_sizer.slice_rows(*given)
+            rows = self._slice_sizer.slice_rows(
+                task.spec, state.given.rows, state.rows_left, worker_queue.size, last
+            )
             state.rows_left -= rows
             state.slices_in_flight += 1
             built = self._slice(task, self.op(task), start, rows)

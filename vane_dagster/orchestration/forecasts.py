@@ -52,12 +52,20 @@ def make_forecast(
     with errors_masked():
         inferred, assumed = with_pins(pipeline, selected, opened), list[str]()
         expected = with_pins(pipeline, selected, opened, assumed.append)
-        asked = (opened, force, _RUN, retry_quarantined)
-        plan = plan_run(expected, selected, keys, *asked, keep=False)
+        make_plan = functools.partial(
+            plan_run,
+            selected=selected,
+            store=opened,
+            force=force,
+            run_id=_RUN,
+            retry_quarantined=retry_quarantined,
+            keep=False,
+        )
+        plan = make_plan(expected, partitions=keys)
         if assumed and plan.failed:
-            others = plan_run(inferred, selected, [*plan.failed], *asked, keep=False)
+            others = make_plan(inferred, partitions=[*plan.failed])
             if others.partitions:  # what was assumed does not fit
-                assumed, plan = [], plan_run(inferred, selected, keys, *asked, keep=False)
+                assumed, plan = [], make_plan(inferred, partitions=keys)
         price = None if compute is None else compute.gpu_hour_price
         counted = NOT_COUNTED
         if rows:
@@ -65,9 +73,10 @@ def make_forecast(
 
             counted = count_rows(plan, opened, _RUN, partition_order(pipeline).before)
         failed: list[str] = []
-        given = (inferred, plan, opened, compute, sample or 0, failed)
-        measure = functools.partial(_sampled, *given) if sample else None
-        forecasted = forecast(plan, opened, price, counted, measure)
+        measure = sample and functools.partial(
+            _sampled, inferred, plan, opened, compute, sample, failed
+        )
+        forecasted = forecast(plan, opened, price, counted, measure or None)
         in_the_way = [*forecasted.holdups, *failed, *_holdups(plan, forecasted, opened, compute)]
         warnings = [*forecasted.warnings, *(_ASSUMED.format(stage) for stage in assumed)]
         return replace(forecasted, warnings=warnings, holdups=[*dict.fromkeys(in_the_way)])
@@ -91,8 +100,10 @@ def _sampled(
 
     parts = defaultdict[str, list[PartInfo]](list)
     keys = [each.key for each in plan.partitions if any(each.stages[s].missing for s in stages)]
-    given = (pipeline, plan.selected, keys, store, compute)
-    with previewing(*given, show=lambda event: None) as (inference, loads):
+    with previewing(pipeline, plan.selected, keys, store, compute, show=lambda event: None) as (
+        inference,
+        loads,
+    ):
         try:
             pipeline = inference.resolve(pipeline)
         except VaneError as error:

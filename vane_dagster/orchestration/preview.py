@@ -86,8 +86,10 @@ def previewing(
                 plan = with_kept_instances(plan, backend.running(), show_once)
             return execute_preview(context, plan, backend)
 
-        given = (store, run, run_id, show, selected, partitions, False, connection.connect)
-        yield stack.enter_context(SchemaInference(*given)), loads
+        inference = SchemaInference(
+            store, run, run_id, show, selected, partitions, False, connection.connect
+        )
+        yield stack.enter_context(inference), loads
 
 
 def preview(
@@ -123,8 +125,10 @@ def preview(
         selected = with_upstream(pipeline, stage) - {SOURCE} | {_INPUT.format(stage)}
         for text in superseded(pipeline, with_upstream(pipeline, stage) - {SOURCE}):
             show(Noticed(text))
-        given = (pipeline, selected, partitions, opened, compute, show, not reload)
-        return asked.preview(*stack.enter_context(previewing(*given)))
+        inference, loads = stack.enter_context(
+            previewing(pipeline, selected, partitions, opened, compute, show, keep=not reload)
+        )
+        return asked.preview(inference, loads)
 
 
 def _show(input: str, event: Event) -> None:

@@ -108,12 +108,26 @@ def run_pipeline(
         def preview(first: RunPlan) -> tuple[Mapping[str, Sequence[Part]], VaneError | None]:
             return execute_preview(run, first, connection.backend())
 
-        first = (run.store, preview, run.run_id, run.listen, selected, partitions)
-        with SchemaInference(*first, connect=connection.connect) as inference:
+        with SchemaInference(
+            run.store,
+            preview,
+            run.run_id,
+            run.listen,
+            selected,
+            partitions,
+            connect=connection.connect,
+        ) as inference:
             resolved = inference.resolve(pipeline)
-        origin = options.continues or run.run_id
-        asked = (resolved, selected, partitions, run.store, options.force, origin)
-        plan = plan_run(*asked, options.retry_quarantined, connect=connection.connect)
+        plan = plan_run(
+            resolved,
+            selected,
+            partitions,
+            run.store,
+            options.force,
+            options.continues or run.run_id,
+            options.retry_quarantined,
+            connect=connection.connect,
+        )
         run.listen(RunPlanned(plan))
         for event in about_plan(plan):
             run.listen(event)
@@ -274,10 +288,17 @@ class Connection:
 
 def _execute(run: RunContext, plan: RunPlan, backend: Backend | None) -> None:
     """Execute a plan on a thread, and deliver its events here."""
-    given = (run.check_runner, run.priority, run.used)
     on_a_thread(
         lambda emit, cancelled: execute(
-            plan, backend, run.store, run.run_id, emit, cancelled, *given
+            plan,
+            backend,
+            run.store,
+            run.run_id,
+            emit,
+            cancelled,
+            run.check_runner,
+            run.priority,
+            run.used,
         ),
         run,
     )

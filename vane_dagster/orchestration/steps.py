@@ -81,8 +81,9 @@ def materialize_step(
             partitions = _partitions(context, pipeline)
             for adoption in adopt_first(run, pipeline, compute, config):
                 context.log.info(str(adoption))
-            given = checks, pipeline, opened, partitions, command_option(compute)
-            report = RunReport(context, *given)
+            report = RunReport(
+                context, checks, pipeline, opened, partitions, command_option(compute)
+            )
 
             def tick() -> None:
                 report.flush()

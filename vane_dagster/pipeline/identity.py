@@ -63,8 +63,9 @@ def arguments(
     Those of a call come after its batch. Names, which are not in digests, include local files.
     """
     udf = spec.udf
-    given = (udf.constructor_args, udf.constructor_kwargs)
-    placed, named = ((), udf.kwargs) if of == "fn" else given
+    placed, named = udf.constructor_args, udf.constructor_kwargs
+    if of == "fn":
+        placed, named = (), udf.kwargs
     values = {f"{of}_args": placed, **{f"{of}_kwargs[{n!r}]": value for n, value in named.items()}}
     made = []
     for name, value in values.items():

@@ -130,8 +130,9 @@ class Stage(Rows):
             DefinitionError: If an argument is invalid, or no row has an id or meets the condition.
             VaneError: If the rows cannot be computed.
         """
-        given = (rows, partition, ids, where, reload, store, compute)
-        return self.pipeline._preview(self.name, *given)
+        return self.pipeline._preview(
+            self.name, rows, partition, ids, where, reload, store, compute
+        )
 
     @known_keywords("Stage.adopt")
     def adopt(
@@ -176,8 +177,7 @@ class Stage(Rows):
             PlanError: If a row differs, or something other than code or arguments changed.
             VaneError: If a row cannot be computed.
         """
-        given = (rows, tolerance, partitions, undo, store, compute)
-        return self.pipeline._adopt(self.name, *given)
+        return self.pipeline._adopt(self.name, rows, tolerance, partitions, undo, store, compute)
 
     def __repr__(self) -> str:
         return f"<Stage {self.pipeline.name}/{self.name} ({self.spec.kind})>"

@@ -247,9 +247,16 @@ class _TableCalls:
                 await self._sleep(min(left, _REVOKED_SECONDS))
 
         batch_number = next(_numbers)
-        given = (batch, op.policy, op.ids[0], op.max_faults, call, wait)
         try:
-            return await attempt(*given, server_ended if op.servers else None)
+            return await attempt(
+                batch,
+                op.policy,
+                op.ids[0],
+                op.max_faults,
+                call,
+                wait,
+                server_ended if op.servers else None,
+            )
         except Revoked:
             return None
         finally:

@@ -49,7 +49,7 @@ def state(pipeline: vd.Pipeline) -> Any:
     )
 
 
-def fragment(pipeline: vd.Pipeline) -> FragmentState:
+def in_progress(pipeline: vd.Pipeline) -> FragmentState:
     specs = [stage.spec for stage in pipeline]
     record = FragmentRecord("file:///a", 0, 10, "f", 10)
     return FragmentState(0, 0, record, make_task_states(pipeline, specs))
@@ -76,7 +76,7 @@ def part(rows: int, **counted: int) -> PartInfo:
 )
 def test_every_row_is_accounted_for(pipeline, stage, written, is_right):
     spec = pipeline[stage].spec
-    error = count_error(state(pipeline), fragment(pipeline), spec, written, "the part")
+    error = count_error(state(pipeline), in_progress(pipeline), spec, written, "the part")
     assert (error is None) == is_right
     if error:
         assert "expected each row of 'source' to be filtered, quarantined or" in str(error)
