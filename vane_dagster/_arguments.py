@@ -248,8 +248,11 @@ def check_placeholders(
             "would have the same files; put it in, or leave partitions_def out"
         )
     bounds = [f for f in fields if f.partition(":")[0] in _BOUNDS]
-    if bounds and (is_target or not time_windows(partitions_def)):
-        why = "a target can name the key only" if is_target else "partitions_def has none"
+    windows = time_windows(partitions_def)
+    if bounds and (is_target or len(windows) != 1):
+        why = f"the dimensions {names(windows)} have one each"
+        why = why if windows else "partitions_def has none"
+        why = "a target can name the key only" if is_target else why
         raise DefinitionError(
             f"{where}: {url!r} has {{{bounds[0]}}}, a bound of a time window, but {why}; write "
             "{partition_key}"

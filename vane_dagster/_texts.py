@@ -47,11 +47,7 @@ class EqualErrors:
         self._texts: dict[tuple[str, ...], dict[str | None, str]] = {}
 
     def add(self, key: str | None, text: str, *of: str) -> int:
-        """Add an error of a partition and of what `of` names.
-
-        Returns:
-            The number of different errors; 0 if another partition has an equal one.
-        """
+        """Count an error of a partition; return the number of different ones, 0 if it is known."""
         kind = text
         if key is not None:
             kind = _NUMBER.sub("#", re.sub(rf"(?<=['\"/=]){re.escape(key)}(?!\w)", "#", text))

@@ -28,11 +28,7 @@ class PoolLoads:
     warm: int = 0
 
     def add(self, report: LoadReport) -> None:
-        """Count a ready worker.
-
-        Args:
-            report: The worker's report.
-        """
+        """Count a ready worker."""
         self.loads += not report.warm
         self.load_seconds += 0.0 if report.warm else report.seconds
         self.warm += report.warm

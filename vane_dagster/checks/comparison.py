@@ -189,9 +189,8 @@ def inside(
 ) -> tuple[Mask, Sequence[tuple[str, _Rows, pa.Array, pa.Array]]] | None:
     """Return what is inside of values if both are structs, or both lists; else None.
 
-    Returns:
-        Which pairs have the same places inside, and of these: the field, which is empty for
-        elements; the row of each value inside, and both values.
+    The mask says which pairs have the same places inside. For each field, which is empty for
+    elements, the rows of the values inside and both values follow.
     """
     before, now = (map_entries(v) if pa.types.is_map(v.type) else v for v in (before, now))
     if is_list(before.type) and is_list(now.type):

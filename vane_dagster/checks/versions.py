@@ -175,16 +175,7 @@ def compare_versions(
 ) -> Diff:
     """Compare two versions of a stage's rows by id, in the partitions that both have.
 
-    Args:
-        location: For messages.
-        label: The stage, such as "docs/embedding".
-        sides: The versions.
-        columns: The columns to compare, of those that both have; None for all but usage.
-        tolerance: See `checks.comparison`.
-
-    Raises:
-        SchemaError: If neither has a column of `columns`.
-        StoreError: If they have no partition in common, or ids of different names or types.
+    Without `columns`, all that both have are compared, except usage.
     """
     before, now = sides
     common = [key for key in before.manifests if key in now.manifests]
@@ -251,13 +242,7 @@ class VersionComparison:
         read: Callable[[str], Sequence[pa.Array]],
         ids: Sequence[pa.Array],
     ) -> None:
-        """Compare the rows of a partition.
-
-        Args:
-            columns: The columns of both versions, except the id.
-            read: Reads the plain values of a column in each version, in the order of their ids.
-            ids: The ids of each version.
-        """
+        """Compare the rows of a partition; `read` reads a column of each version by its ids."""
         before, now = ids
         places = pc.index_in(now, before)
         in_both = np.asarray(places.is_valid())

@@ -87,9 +87,7 @@ class Definitions:
     def resource(self, key: str, starts: bool = True) -> Any:
         """Return the resource with a key, initialized until the command ends; None without one.
 
-        Args:
-            key: The key.
-            starts: Whether a resource may be initialized that starts a cluster by that.
+        Unless `starts`, no resource is initialized that would start a cluster.
         """
         for definitions in self._definitions:
             if (resource := (definitions.resources or {}).get(key)) is not None:

@@ -109,11 +109,7 @@ def _retry(stage: Any, keys: list[str] | None, store: Any, given: Definitions) -
 
 
 def grouped(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the kinds of errors of quarantined rows, the most frequent first.
-
-    Args:
-        rows: The rows that `vane_dagster.quarantine` returns.
-    """
+    """Return the kinds of errors of quarantined rows, the most frequent first."""
     kinds: dict[tuple[str, str, str | None], list[dict[str, Any]]] = {}
     for row in rows:
         failed_run = None if row["committed"] else row["run_id"]

@@ -328,10 +328,10 @@ def check_unique(manifest: Manifest, folder: StoragePath, id: str) -> None:
         return
     repeated, files = _repeated_ids(folder, list(parts), id)
     if repeated:
-        urls = dict.fromkeys(manifest.fragments[parts[name]].url for name in files)
+        places = [str(manifest.fragments[parts[name]]) for name in files]
         raise SourceError(
             f"stage '{manifest.pipeline}/{manifest.stage}'{in_partition(manifest.partition)}: ids "
-            f"{names(repeated)} of {id!r} are in more than one fragment, in {names(urls)}; an id "
+            f"{names(repeated)} of {id!r} are in more than one fragment: {names(places)}; an id "
             "must be unique inside a partition. Fix the source"
         )
 

@@ -35,12 +35,8 @@ def holdups(
 ) -> Iterator[str]:
     """Yield what would stop a run by a plan, or hold it up.
 
-    Args:
-        plan: The plan.
-        forecast: Its forecast.
-        store: The store.
-        capacity: Resources of the compute resource; None if it would have to be started first.
-        running: Identities of the pools that have workers.
+    `capacity` is None if the compute resource would have to be started first. `running` are the
+    identities of the pools that have workers.
     """
     yield from _budgets(plan, forecast)
     needed = plan.needed()

@@ -18,11 +18,6 @@ def with_kept_instances(
 
     Where no pool of the present code has workers, and one of an earlier class with the same
     constructor and arguments has, its instances are used, with the methods of the present class.
-
-    Args:
-        plan: The plan. Nothing that it computes is kept.
-        running: Identities of the pools that have workers.
-        show: Gets a notice for each such stage.
     """
     kept, pools = {}, {}
     for stage in plan.needed():

@@ -62,12 +62,9 @@ class PendingRows:
     def submit(
         self, failed: Mapping[tuple[int, str], VaneError]
     ) -> dict[tuple[int, str], VaneError]:
-        """Submit what workers have recorded, and report the partitions that wait.
+        """Submit what workers have recorded; return the errors of partitions without batches.
 
         The requests of partitions that have failed are left out, unless a budget is the reason.
-
-        Returns:
-            The errors of partitions whose requests were not submitted.
         """
         plan, refused = self._plan, dict[tuple[int, str], VaneError]()
         keys = [partition.key for partition in plan.partitions]

@@ -40,14 +40,7 @@ _KEY = np.dtype([(KEY_HIGH, np.uint64), (KEY_LOW, np.uint64)])
 
 
 def count_rows(plan: RunPlan, store: Store, run_id: str, before: Before) -> CountedRows:
-    """Count the rows that a run by a plan would compute, as far as its inputs are stored.
-
-    Args:
-        plan: The plan.
-        store: The store.
-        run_id: The run of the plan.
-        before: Returns the partitions before one, the nearest first.
-    """
+    """Count the rows that a run by a plan would compute, as far as its inputs are stored."""
     checks = CheckRunner(plan.pipeline, store, before)
     state = RunState(plan, store, run_id, lambda event: None, checks)
     try:

@@ -117,11 +117,7 @@ class StageBatches:
         return self.batches
 
     def refresh(self) -> None:
-        """Look at the batches in flight, and store the answers of those that have ended.
-
-        Raises:
-            ComputeError: If the provider does not answer.
-        """
+        """Look at the batches in flight, and store the answers of those that have ended."""
         before = self.read()
         if self.in_flight:
             known = {each.id for each in before}
@@ -181,10 +177,7 @@ class StageBatches:
     def answers(self, generation: int, id: str, adds_id: bool) -> BatchAnswers:
         """Return what a worker needs to answer requests of a partition's generation.
 
-        Args:
-            generation: The number of the generation.
-            id: The column of ids, if each row needs an answer of its own; else empty.
-            adds_id: Whether the stage does not read that column.
+        `id` is the column of ids if each row needs a separate answer, else empty.
         """
         return BatchAnswers(
             self.folder.path,
@@ -204,15 +197,9 @@ class StageBatches:
         record: ProviderBatch,
         emit: Callable[[Event], None],
     ) -> dict[Key, VaneError]:
-        """Put requests that are in no batch yet into batches, within the limits of the provider.
+        """Put new requests into batches, within the limits of the provider.
 
-        Args:
-            asked: The partitions that wait for answers, each with the files of its requests.
-            record: A record with what all batches have in common.
-            emit: Receives a notice for each batch.
-
-        Returns:
-            The partitions whose requests were not submitted, with the error.
+        Returns the partitions whose requests were not submitted, with the error.
         """
         failed, error = dict[Key, VaneError](), None
         given = (
@@ -345,11 +332,7 @@ def grouped(
 ) -> Iterator[tuple[dict[str, str], list[Key]]]:
     """Divide requests into batches, each with the partitions that wait for it.
 
-    Args:
-        requests: The partition, the digest and the body of each; equal ones are sent once.
-        overhead: Bytes of a request besides its body.
-        max_requests: Requests of a batch.
-        max_bytes: Bytes of a batch.
+    Equal requests are sent once. `overhead` is the number of bytes of a request besides its body.
     """
     seen: set[str] = set()
     group: dict[str, str] = {}
@@ -384,13 +367,7 @@ def answers_by_digest(
 
 
 def lost_answer(remote: RemoteBatch, now: float, others: bool) -> BatchAnswer:
-    """Return what stands for the answers that a batch has not brought back.
-
-    Args:
-        remote: The batch, as the provider shows it.
-        now: The Unix time.
-        others: Whether others are in flight, so that the provider has room for it once they end.
-    """
+    """Return what stands for the answers that a batch has not brought back."""
     if remote.lacks_room and others:
         return BatchAnswer("", POSTPONED)
     if remote.problem:

@@ -83,13 +83,8 @@ def pickled(
 ) -> bytes:
     """Pickle an object for workers: a script's definitions by value, local files by digest.
 
-    Args:
-        obj: The object.
-        files: The contents of local files.
-        by_value: The modules whose definitions are pickled by value.
-        visit: Called with each part of the object, also those in containers.
-        protocol: Of pickle.
-        ids: Takes the random ids that cloudpickle gives to classes in this process.
+    `visit` is called with each part of the object, also those in containers. `ids` takes the random
+    ids that cloudpickle gives to classes in this process.
     """
     import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # no stubs
 

@@ -105,13 +105,8 @@ def executed(
     """Return the top-level statements that imports execute, in their order, and the modules.
 
     The statements are of the user's modules. One whose first import may not be executed is there
-    again with the first that is.
-
-    Args:
-        finder: Locates the modules.
-        roots: The modules to import.
-        later: Modules that functions import. They follow, with the imports inside functions; None
-            leaves out both.
+    again with the first that is. `later` are modules that functions import; they follow, with the
+    imports inside functions. None leaves out both.
     """
     statements: list[Executed] = []
     known: dict[str, bool] = {}

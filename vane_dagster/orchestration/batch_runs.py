@@ -62,11 +62,8 @@ class BatchRuns:
     def left(self, batches: StageBatches, batch: ProviderBatch) -> dict[Key, bool]:
         """Return the partitions in which the run that submitted a batch is to go on.
 
-        The stage or one below it has not been committed since the batch has ended. What a user has
-        cancelled is left to the user.
-
-        Returns:
-            Whether the stage itself has been committed since, by partition.
+        The stage or one below it has not been committed since the batch has ended; the value says
+        whether the stage itself has been. What a user has cancelled is left to the user.
         """
         if batch.is_canceled:
             return {}
@@ -88,9 +85,6 @@ class BatchRuns:
 
         A partition waits for all its batches, of all stages, and goes on with the stages of the run
         that has submitted the last of them.
-
-        Args:
-            done: Names of batches that are known to need no run.
         """
         every = [(each, batch) for each in self.every for batch in each.batches]
         waiting = {key for each in self.every for key in each.waiting()}

@@ -107,11 +107,7 @@ class EventLog:
 
 @contextmanager
 def opened_run(run: str) -> Iterator[tuple[dg.DagsterInstance, str]]:
-    """Open the instance of a run, and return the run's id.
-
-    Args:
-        run: The beginning of the run's id, of the latest runs of the instance of `$DAGSTER_HOME`.
-    """
+    """Open the instance of `$DAGSTER_HOME`, and return the id of a run by its beginning."""
     if not os.environ.get("DAGSTER_HOME"):
         raise VaneError("$DAGSTER_HOME is not set; expected the folder of the instance of the run")
     with dg.DagsterInstance.get() as instance:
@@ -125,11 +121,7 @@ def opened_run(run: str) -> Iterator[tuple[dg.DagsterInstance, str]]:
 
 
 def summaries(run: str) -> dict[str, tuple[str, Any]]:
-    """Return the text and the figures, as JSON, that each step of a run ended with.
-
-    Args:
-        run: See `opened_run`.
-    """
+    """Return the text and the figures, as JSON, that each step of a run ended with."""
     by_step = {}
     with opened_run(run) as (instance, id):
         kinds = {dg.DagsterEventType.STEP_OUTPUT, dg.DagsterEventType.STEP_FAILURE}

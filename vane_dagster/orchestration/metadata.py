@@ -83,15 +83,7 @@ def stage_metadata(
 ) -> dict[str, Any]:
     """Return the metadata of one partition of a stage: figures to plot, and all else as details.
 
-    `docs/metadata.md` defines each entry.
-
-    Args:
-        spec: The stage.
-        manifest: The manifest in force.
-        version: Its name.
-        store: The store.
-        computed: Fragments that this run computed; None if the partition was up to date.
-        adopted: The latest adoption in force, and the number of others.
+    `docs/metadata.md` defines each entry. `computed` is None if the partition was up to date.
     """
     home, published = Store(manifest.root or store.root), manifest.published
     folder = home.manifests(manifest.pipeline, manifest.stage, manifest.partition)

@@ -55,17 +55,8 @@ def previewing(
 ) -> Iterator[tuple[SchemaInference, Mapping[str, float]]]:
     """Connect to what computes previews of stages; delete what they wrote at the end.
 
-    Args:
-        pipeline: The pipeline.
-        selected: The stages, and those upstream that may be computed.
-        partitions: The partitions.
-        store: The store.
-        compute: The compute resource.
-        show: Gets events.
-        keep: Whether instances of former code may be used.
-
-    Yields:
-        What finds schemas and computes rows; the seconds in which workers loaded models, by stage.
+    Yields the inference, and the seconds in which workers loaded models, by stage. `keep` allows
+    instances of former code.
     """
     with ExitStack() as stack:
         connection = Connection(LocalCompute() if compute is None else compute, pipeline, selected)

@@ -157,8 +157,7 @@ def await_batches(
 ) -> set[str | None]:
     """Wait until the batches that partitions wait for have ended; nothing is held meanwhile.
 
-    Returns:
-        The partitions with a batch that a user has cancelled since, which are left to the user.
+    Returns the partitions with a batch that a user has cancelled since.
     """
     keys = {each.partition for each in submitted}
     until = minute(max(each.expected for each in submitted))

@@ -19,12 +19,7 @@ _CONTAINERS = (Mapping, list, tuple, set, frozenset)
 
 
 def texts_of(values: Mapping[str, Any], **arguments: Mapping[str, Any]) -> dict[str, str]:
-    """Return values as texts, with one line for each item of a list or dict.
-
-    Args:
-        values: Values by their names.
-        arguments: Groups of further ones, named as in `fn_kwargs['model']`.
-    """
+    """Return values as texts, with one line for each item of a list or dict."""
     named = [(name, name, value) for name, value in values.items()]
     for group, given in arguments.items():
         named += [(f"{group}[{name!r}]", name, value) for name, value in given.items()]

@@ -18,12 +18,7 @@ _TABLE = "table"
 
 
 def with_branch_targets(pipeline: Pipeline, store: Store, selected: Collection[str]) -> Pipeline:
-    """Return the pipeline as its selected stages publish with a store.
-
-    Raises:
-        PlanError: If the store is a branch without its fallback, or if its `targets` names no write
-            stage, or a target outside of branches.
-    """
+    """Return the pipeline as its selected stages publish with a store."""
     if store.fallback is None:
         if (other := store.branch_of) is not None:
             raise PlanError(

@@ -36,14 +36,8 @@ def causes(
 ) -> Causes:
     """Return why a stage's partition differs from its manifest in force.
 
-    Args:
-        former: The manifest in force.
-        components: What the stage's definition consists of.
-        raised: What gives it another generation; empty if nothing does.
-        files: The source files.
-        upstream: The plan's digest of each upstream stage.
-        undone: The names of its adoptions that were undone.
-        schema: The columns of its rows, as far as they are known.
+    `raised` is what gives it another generation, or empty; `upstream` has the plan's digest of each
+    upstream stage; `undone` names its adoptions that were undone.
     """
     if former is None:
         return Counter({"not computed before": 1})

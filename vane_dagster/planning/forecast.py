@@ -264,15 +264,7 @@ def forecast(
     counted: CountedRows = NOT_COUNTED,
     measure: Callable[[Sequence[str]], Mapping[str, Sample]] | None = None,
 ) -> Forecast:
-    """Return what a run by a plan would compute, and its cost by the store's manifests.
-
-    Args:
-        plan: The plan.
-        store: The store.
-        gpu_hour_price: The price of a GPU hour, if the compute resource has one.
-        counted: Rows that were counted by their keys.
-        measure: Computes samples of stages that were edited, or of which nothing is stored.
-    """
+    """Return what a run by a plan would compute, and its cost by the store's manifests."""
     forecaster = _Forecaster(plan, store, gpu_hour_price, counted)
     if measure is not None:
         forecaster.take_samples(measure)
@@ -288,17 +280,9 @@ def check_limits(
     gpu_hour_price: float | None,
     count_rows: Callable[[], CountedRows],
 ) -> Iterator[str]:
-    """Yield which stages have no cost to compare with a limit of the run.
+    """Yield which stages have no cost to compare with a limit of the run, or raise `BudgetError`.
 
-    Args:
-        plan: The plan.
-        store: The store.
-        limits: The most that the run may take, by `_LIMITED`; None for no limit.
-        gpu_hour_price: The price of a GPU hour, if the compute resource has one.
-        count_rows: Counts rows by their keys. Called if the run may exceed a limit otherwise.
-
-    Raises:
-        BudgetError: If the run may exceed a limit.
+    `count_rows` counts rows by their keys; it is called if the run may exceed a limit otherwise.
     """
     given = {name: most for name, most in limits.items() if most is not None}
     if not given:
@@ -546,11 +530,7 @@ class _History:
     ) -> StageForecast:
         """Return a forecast with what its rows cost.
 
-        Args:
-            estimate: The forecast.
-            spec: The stage.
-            least: The least input rows that are computed, and not copied from equal ones.
-            most: The input rows to expect.
+        `least` are the input rows that are certainly computed, `most` those to expect.
         """
 
         def of(

@@ -65,17 +65,7 @@ def plan_sample(
     seed: int,
     fragments: int = MAX_FRAGMENTS,
 ) -> SamplePlan:
-    """Plan to recompute some rows of a stage.
-
-    Args:
-        pipeline: The pipeline.
-        stage: The stage.
-        manifests: The partitions to sample.
-        store: The store.
-        rows: The rows of each partition.
-        seed: Chooses the rows.
-        fragments: The rows of a partition are from at most so many fragments.
-    """
+    """Plan to recompute some rows of a stage, of at most `fragments` fragments a partition."""
     manifests = {pipeline._partition(key): each for key, each in manifests.items()}
     source, rule = pipeline.source.bind(store), fragment_rule(pipeline, store)
     listed: Mapping[str | None, Listed] = {}

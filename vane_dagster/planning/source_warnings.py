@@ -19,13 +19,7 @@ _SHOWN = 3
 
 
 def left_out(pipeline: Pipeline, source: Source, planned: Collection[str | None]) -> list[str]:
-    """Return a warning of the rows that no partition has, if there are some.
-
-    Args:
-        pipeline: The pipeline.
-        source: Its source, as the run uses it.
-        planned: Some partitions, which are known to exist.
-    """
+    """Return a warning of the rows that no partition has, if there are some."""
     rows = source._rows_by_key()
     keys = {key for key in rows.keys() - {*planned} if key is not None}
     unknown = _unknown(pipeline.partitions_def, keys) if keys else set()

@@ -37,16 +37,7 @@ class StoredParts:
         manifest: Manifest | None,
         condemned: Collection[str],
     ) -> None:
-        """List the partition's folders.
-
-        Args:
-            store: The store.
-            pipeline: The pipeline.
-            stage: The stage.
-            partition: The partition's key.
-            manifest: The manifest in force.
-            condemned: The parts of the stage marked for deletion.
-        """
+        """List the partition's folders."""
         self.warnings: list[str] = []
         self._store, self._manifest, self._condemned = store, manifest, condemned
         self._in_force = {part.name: part for part in manifest.parts} if manifest else {}

@@ -346,14 +346,7 @@ def find_row(
     column: pa.Field,
     id: Any,
 ) -> tuple[FileSpan, int] | None:
-    """Find a row by reading the id column; see `SourceReader.find`.
-
-    Args:
-        read: Reads rows of the source.
-        spans: The spans to search.
-        column: The source's id column.
-        id: The id.
-    """
+    """Find a row by reading the id column; see `SourceReader.find`."""
     for span in spans:
         rows = FragmentRecord(span.url, span.start, span.stop, "", 0, detail=span.detail)
         ids = read(rows, pa.schema([column]), "trace").column(column.name)
@@ -392,14 +385,7 @@ def fragment_record(
 
 
 def unreadable(url: str, error: Exception, location: str, fix: str | None = None) -> SourceError:
-    """Return the error for a file that cannot be read.
-
-    Args:
-        url: The file.
-        error: The error of its driver or reader.
-        location: Stage and fragment.
-        fix: How to fix it, if this does not follow from the class of the error.
-    """
+    """Return the error for a file that cannot be read."""
     return SourceError(
         f"{location}: {url!r} cannot be read: {first_line(error)}. {fix or advice(error)}"
     )

@@ -189,12 +189,7 @@ class TaskFiles:
 
 
 def read_listed(path: str) -> bytes:
-    """Return the content of a file that the pipeline's source lists.
-
-    Raises:
-        ValueError: If the source does not list it.
-        OSError: If it cannot be read.
-    """
+    """Return the content of a file that the pipeline's source lists."""
     if not any(url_of(path) in each._files for each in TaskFiles._active):
         raise ValueError(
             "the row names a file that the pipeline's source does not list, so its changes would "

@@ -171,12 +171,7 @@ class BatchFolder:
 
 
 def record_requests(folder: StoragePath, requests: Mapping[str, str]) -> Recorded:
-    """Write the bodies of requests by digest, in a worker.
-
-    Args:
-        folder: The folder of the stage's batches.
-        requests: The requests that are in no batch yet.
-    """
+    """Write the bodies of requests by digest, in a worker."""
     if not requests:
         return Recorded()
     name = f"{ASKED}{secrets.token_hex(16)}.parquet"  # that of this call: its run deletes it

@@ -54,12 +54,7 @@ class Results:
 
 
 def results(store: Store, path: str = "") -> Iterator[Results]:
-    """Yield the results of each stage below a path, or of each partition of a stage.
-
-    Args:
-        store: The store.
-        path: Empty, a pipeline, or a stage as "docs/embedding".
-    """
+    """Yield the results of each stage below a path, or of each partition of a stage."""
     pipeline, _, stage = path.strip("/").partition("/")
     for name in [pipeline] if pipeline else pipeline_folders(store.root):
         for each in [stage] if stage else store.stages(name):

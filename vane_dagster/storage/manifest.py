@@ -219,12 +219,8 @@ def raised(generation: str, run_id: str | None, again: bool = True) -> str:
     """Return the generation that follows one, for what a run computes again.
 
     It is a number and a mark of the run, so that no other run has parts with the same keys. A
-    second attempt of the run gets the same one.
-
-    Args:
-        generation: The generation in force.
-        run_id: The run; None for a plan without a run. Or a manifest and the number of an attempt.
-        again: Whether the number is raised too: rows in force are computed again.
+    second attempt of the run gets the same one. `run_id` may also be a manifest and the number of
+    an attempt. If `again`, the number is raised too: rows in force are computed again.
     """
     number, _, mark = generation.partition(".")
     own = hashlib.blake2b(str(run_id).encode(), digest_size=4).hexdigest()

@@ -22,7 +22,7 @@ from vane_dagster.storage.manifest import Manifest, ManifestName, PartInfo
 from vane_dagster.storage.paths import partition_folder
 from vane_dagster.storage.row_floor import copy_epoch
 from vane_dagster.storage.schema_pins import SCHEMAS
-from vane_dagster.storage.store import Store, copy_files, copy_missing
+from vane_dagster.storage.store import BRANCH, Store, copy_files, copy_missing
 from vane_dagster.storage.stored_tables import borrow, identity_of
 
 _SETTINGS = ("fragments.json", "types-")
@@ -61,13 +61,20 @@ class Promotion:
         pipeline: The pipeline's name.
 
     Raises:
-        StoreError: If the branch has nothing to promote, or what it started from is not in force.
+        StoreError: If the branch has nothing to promote, what it started from is not in force, or
+            it is a branch of another store.
     """
 
     def __init__(self, branch: Store, target: Store, pipeline: str) -> None:
         # What a branch reads from its fallback is there already.
         self._branch, self._target = Store(branch.root), Store(target.root)
         self._pipeline = pipeline
+        other = self._branch.branch_of
+        if other is not None and other.rstrip("/") != target.root.url.rstrip("/"):
+            raise StoreError(
+                f"{branch.root.url!r} is a branch of {other!r}; expected that store as the target, "
+                f"got {target.root.url!r}. If the store has moved, correct {BRANCH} in the branch"
+            )
         self._promoted = self._in_force()
         self._before = self._present()
         self._refuse(
@@ -81,12 +88,7 @@ class Promotion:
         )
 
     def carry_out(self) -> Iterator[Promoted]:
-        """Copy parts and commit manifests.
-
-        Raises:
-            StoreError: If what the branch has was made from others than will be in force, or if
-                another run commits there meanwhile.
-        """
+        """Copy parts and commit manifests."""
         self._refuse(
             self._stale(),
             "Materialize it in the branch first. If the pipeline no longer has the stage, delete "

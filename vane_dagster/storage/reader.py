@@ -98,16 +98,7 @@ def find_all(
 
 
 def find_run(store: Store, path: Sequence[str], run: str) -> dict[str | None, Manifest]:
-    """The last manifest of each partition of an asset that a run has committed.
-
-    Args:
-        store: The store.
-        path: The asset.
-        run: The beginning of the run's id.
-
-    Raises:
-        StoreError: If no run, or more than one, has such an id.
-    """
+    """The last manifest of each partition of an asset that a run has committed."""
     place = ("/".join(path[:-1]), path[-1])
     history = store.history(*place)
     opened = in_threads(lambda each: store.opened_if_there(*place, each[0], str(each[1])), history)

@@ -194,11 +194,7 @@ class Store:
     def commit_once(
         self, manifest: Manifest, former: ManifestName | None
     ) -> tuple[Manifest, ManifestName]:
-        """Put a manifest in force, unless another run has since committed the same content.
-
-        Raises:
-            StoreError: If a later run with force has committed the partition.
-        """
+        """Put a manifest in force, unless another run has since committed the same content."""
         names = self.manifest_names(manifest.pipeline, manifest.stage, manifest.partition)
         other = self.committed_since(manifest, former, names)
         return other or (manifest, self.commit(manifest, names))
@@ -355,11 +351,7 @@ def open_branch(
     keeps_code: bool = True,
     targets: Mapping[str, str] | None = None,
 ) -> Store:
-    """Open a store with a fallback. The options reach those of the two that are not local disk.
-
-    Raises:
-        StoreError: If one of the roots is, or is in, the other.
-    """
+    """Open a store with a fallback. The options reach those of the two that are not local disk."""
     own, other = absolute_url(root).rstrip("/"), absolute_url(fallback).rstrip("/")
     if f"{own}/".startswith(f"{other}/") or f"{other}/".startswith(f"{own}/"):
         raise StoreError(

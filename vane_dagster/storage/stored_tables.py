@@ -201,12 +201,7 @@ def files_of(data: bytes, url: str) -> set[str]:
 
 
 def dumped_places(first: int, places: Iterable[ParquetRows]) -> str:
-    """Return where rows are as a text, for the `detail` of their `FileSpan`.
-
-    Args:
-        first: The number of the first row.
-        places: Where the rows are, in order.
-    """
+    """Return where rows are as a text, for the `detail` of their `FileSpan`."""
     return json.dumps([first, [*places]], separators=(",", ":"))
 
 

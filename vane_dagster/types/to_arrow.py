@@ -147,11 +147,7 @@ def _from_times(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
 
 
 def _in_arrow_unit(values: Any) -> Any:
-    """Return an array or a scalar of numpy, times in a unit that Arrow has too.
-
-    Raises:
-        TypeError: If times have a unit that cannot be converted exactly.
-    """
+    """Return an array or a scalar of numpy, times in a unit that Arrow has too."""
     if (name := values.dtype.kind) not in "mM":
         return values
     unit = np.datetime_data(values.dtype)[0]

@@ -74,13 +74,7 @@ class Section(NamedTuple):
 
 
 def sections(folders: Iterable[Path], run_id: str, stage: str) -> Iterator[Section]:
-    """Yield what workers of this node wrote for a stage of a run.
-
-    Args:
-        folders: Ray's folders of logs.
-        run_id: The run, or the beginning of its id.
-        stage: Pipeline and stage, such as "docs/embedding".
-    """
+    """Yield what workers of this node wrote for a stage of a run."""
     for file in (file for folder in folders for file in sorted(folder.glob("worker-*"))):
         with file.open(errors="replace") as log:
             for (run, worker), lines in groupby(_of(log, run_id, stage), itemgetter(0)):

@@ -118,17 +118,9 @@ async def attempt(
     """Compute a batch.
 
     If a server ended, the errors are not those of the rows that it had. They are called again
-    together, since a row is rarely the reason, and then one by one.
-
-    Args:
-        batch: The batch.
-        policy: How errors are handled.
-        id: The column of ids.
-        max_faults: Rows that may fail before the whole call does.
-        call: Calls the user's code with rows, alone in the worker or not.
-        wait: Waits some seconds, because of the errors of rows that are called again.
-        server_ended: Waits until the servers that the code calls can be used, and returns whether
-            one was not since the last call began; None if it calls none.
+    together, since a row is rarely the reason, and then one by one. `max_faults` rows may fail
+    before the whole call does. `server_ended` waits until the servers that the code calls can be
+    used, and returns whether one was not since the last call began; None if it calls none.
     """
     outcome = BatchOutcome()
     waiting = [(batch, 1, 0)]

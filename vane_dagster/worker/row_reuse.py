@@ -83,8 +83,7 @@ def mark(
 ) -> tuple[pa.Table, Places, int]:
     """Append the column with what is known of each row.
 
-    Returns:
-        The rows, the places of those to compute, and how many are known from other partitions.
+    Returns the rows, the places of those to compute, and how many are known from other partitions.
     """
     known = _KnownPlaces(rows.num_rows)
     fields: dict[str, _Numbers] = {"place": np.arange(rows.num_rows)}

@@ -126,6 +126,15 @@ REFUSED = {
         ),
         ["{partition_start:%Y}", "partitions_def has none", "write {partition_key}"],
     ),
+    "bound of two time windows": (
+        lambda: pipeline(
+            source=vd.parquet("/d/{partition_start:%Y}"),
+            partitions_def=dg.MultiPartitionsDefinition(
+                {"day": DAILY, "month": dg.MonthlyPartitionsDefinition("2026-01-01")}
+            ),
+        ),
+        ["the dimensions 'day', 'month' have one each", "write {partition_key}"],
+    ),
     "target of a time window": (
         lambda: by_region().project("p", ["x"]).write("w", "/out/{partition_end}"),
         ["'docs/w'", "{partition_end}", "a target can name the key only"],

@@ -203,6 +203,14 @@ def test_a_promotion_puts_manifests_and_their_parts_in_force(store, branch):
     assert content(store) == before
 
 
+def test_a_promotion_into_another_store_than_the_fallback_is_refused(store, branch, tmp_path):
+    work(store, branch)
+    branch.mark()
+    other = Store(StoragePath(str(tmp_path / "other")))
+    with pytest.raises(StoreError, match=r"is a branch of '.*'; expected that store as the target"):
+        Promotion(branch, other, "docs")
+
+
 def test_a_promotion_that_is_killed_between_any_two_writes_is_run_again(store, branch, monkeypatch):
     work(store, branch)
     calls = kills = 0
