@@ -38,7 +38,7 @@ from vane_dagster.pipeline.stage_kind import SOURCE, Table, check_id, with_upstr
 from vane_dagster.pipeline.stages import Rows
 from vane_dagster.sources import Source
 from vane_dagster.sources.row_ids import IdLike, IdRule, as_id
-from vane_dagster.types.schema import check_distinct
+from vane_dagster.types.schema import check_column_names
 from vane_dagster.types.sql import quote
 
 if TYPE_CHECKING:
@@ -476,7 +476,7 @@ class Pipeline(Rows):
         draft._stages, draft._keys = kept, {**self._keys, spec.name: spec.row_keys(self)}
         tables = draft._tables()
         made = spec.outputs(draft, {name: tables[name] for name in spec.upstream})
-        check_distinct([*made.fields], location)
+        check_column_names([*made.fields], location)
         checks = _stage_checks(draft, spec, location)
         if removed := sorted(replaced - {spec.name}):
             warnings.warn(

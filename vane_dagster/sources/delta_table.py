@@ -25,7 +25,7 @@ from vane_dagster.sources.schemas import conform, plain_schema
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import FileRecord, FragmentRecord
 from vane_dagster.types.duckdb_connection import shared
-from vane_dagster.types.schema import check_distinct
+from vane_dagster.types.schema import check_column_names
 from vane_dagster.types.sql import bind, conjuncts, referenced_columns
 
 _FEATURES = frozenset({
@@ -111,7 +111,7 @@ class DeltaTable(LakeTable):
         with opened(StoragePath(record.url, self._source.storage_options)) as file:
             own = file.schema_arrow.names
             absent = needed.difference(own, unit.constants)
-            check_distinct([*own, *absent], f"{self.location}, {record.url!r}")
+            check_column_names([*own, *absent], f"{self.location}, {record.url!r}")
             live = np.ones(file.metadata.num_rows, bool) if unit.live is None else unit.live
             if unit.where:
                 live = live & self._passing(file, unit)

@@ -17,7 +17,7 @@ from vane_dagster.errors import DefinitionError, SourceError, first_line, names
 from vane_dagster.sources.rows_source import Positions, Rows, RowsSource
 from vane_dagster.sources.schemas import plain_schema
 from vane_dagster.types.casts import cast_table
-from vane_dagster.types.schema import check_distinct, check_storable
+from vane_dagster.types.schema import check_column_names, check_storable
 
 _LABEL = "vd.huggingface"
 _SAVED = ("state.json", "dataset_dict.json")
@@ -130,7 +130,7 @@ def _loaded(given: Any, label: str, split: str | None, options: Mapping[str, Any
 def _rows(dataset: Any, partition_column: str | None) -> Rows:
     """Return the rows of a `datasets.Dataset`, through its mapping of indices."""
     schema = plain_schema(dataset.features.arrow_schema)
-    check_distinct(schema.names, _LABEL)
+    check_column_names(schema.names, _LABEL)
     check_storable(schema, _LABEL)
     arrow, embeds = dataset.with_format("arrow"), _holds_media(dataset.features)
 

@@ -77,7 +77,7 @@ from vane_dagster.types.casts import checked_cast
 from vane_dagster.types.kinds import mapped
 from vane_dagster.types.schema import (
     SchemaLike,
-    check_distinct,
+    check_column_names,
     parse_schema,
     read_schema,
     schema_record,
@@ -353,7 +353,7 @@ class IngestedSource(FileSource, InStore):
         known: dict[str, None] = {}
         for types, url in {rows.schema: file.url for file, rows in files}.items():
             known |= dict.fromkeys(types.names)
-            check_distinct(list(known), f"{location}, {url!r}")
+            check_column_names(list(known), f"{location}, {url!r}")
         schemas = dict.fromkeys(rows.schema for _, rows in files)
         kinds = {each.name: each.type for each in reduce(joined, schemas, pa.schema([]))}
         if not kinds:
@@ -398,7 +398,7 @@ class IngestedSource(FileSource, InStore):
         lower = {name.lower() for name in schema.names}
         for types, url in filled.items():
             read = [name for name in types.names if name.lower() in lower]
-            check_distinct([*dict.fromkeys(schema.names + read)], f"{location}, {url!r}")
+            check_column_names([*dict.fromkeys(schema.names + read)], f"{location}, {url!r}")
             if types.names and not read:
                 raise SourceError(
                     f"{location}: {url!r} has none of the columns {names(schema.names, 10)}, but "

@@ -33,7 +33,7 @@ from vane_dagster.storage.filesystem import in_threads
 from vane_dagster.storage.manifest import FileRecord
 from vane_dagster.storage.stored_tables import MADE, ParquetRows, Piece, StoredTable, tables
 from vane_dagster.types.callables import qualname, unwrapped
-from vane_dagster.types.schema import check_distinct, merged_types
+from vane_dagster.types.schema import check_column_names, merged_types
 
 _LABEL = "vd.ray_dataset"
 _PARAMETER = "partition_key"
@@ -105,7 +105,7 @@ class RayDatasetSource(StoredTableSource):
         if not own and not isinstance(schema, pa.Schema):
             raise SourceError(f"{where} made no rows, and Ray knows none of its columns")
         schema = merged_types(map(plain_schema, own or [schema]), where)
-        check_distinct(schema.names, where)
+        check_column_names(schema.names, where)
         pieces = []
         for file, (_, footer) in zip(files, footers):
             path, rows = f"{name}/{file.version}", footer.num_rows

@@ -19,7 +19,7 @@ from vane_dagster._texts import listed
 from vane_dagster.errors import SourceError
 from vane_dagster.types.casts import cast_table
 from vane_dagster.types.kinds import holds
-from vane_dagster.types.schema import check_distinct, plain_type, seen_by_sql
+from vane_dagster.types.schema import check_column_names, plain_type, seen_by_sql
 
 _MAX_PROBLEMS = 10
 
@@ -95,7 +95,7 @@ def _merged(files: Sequence[tuple[pa.Schema, str]], location: str) -> pa.Schema:
     first: dict[str, tuple[pa.Field, str]] = {}
     problems: dict[str, str] = {}
     for schema, url in files:
-        check_distinct(schema.names, f"{location}, {url!r}")
+        check_column_names(schema.names, f"{location}, {url!r}")
         for column in schema:
             known, where = first.setdefault(column.name.lower(), (column, url))
             kind = wider_type(columns.get(column.name, column.type), column.type)

@@ -23,7 +23,7 @@ from vane_dagster.storage.dataframes import (
 )
 from vane_dagster.storage.row_keys import encoded_rows
 from vane_dagster.types.casts import cast_table
-from vane_dagster.types.schema import check_distinct, check_storable, empty_table
+from vane_dagster.types.schema import check_column_names, check_storable, empty_table
 from vane_dagster.types.to_arrow import as_column
 
 _LABEL = "vd.table"
@@ -88,7 +88,7 @@ def _rows(data: Any, partition_column: str | None) -> Rows:
         schema = plain_schema(table.schema)
         if not all(schema.names or [""]):
             raise SourceError(f"{_LABEL}: a table needs one or more columns, each with a name")
-        check_distinct(schema.names, _LABEL)
+        check_column_names(schema.names, _LABEL)
         check_storable(schema, _LABEL)
         encoded_rows(empty_table(schema).columns)  # refuses types without an identity
         rows = cast_table(table, schema)

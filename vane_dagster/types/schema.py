@@ -41,7 +41,7 @@ def parse_schema(schema: SchemaLike, where: str) -> pa.Schema:
         )
     if not fields:
         raise SchemaError(f"{where}: schema has no columns; name each column that comes out")
-    check_distinct([field.name for field in fields], where)
+    check_column_names([field.name for field in fields], where)
     parsed = pa.schema([pa.field(field.name, plain_type(field.type)) for field in fields])
     check_storable(parsed, where)
     return parsed
@@ -52,10 +52,12 @@ def empty_table(schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
 
 
-def check_distinct(names: Sequence[str], where: str) -> None:
-    """Validate that names are distinct in SQL, which does not distinguish "a" from "A"."""
+def check_column_names(names: Sequence[str], where: str) -> None:
+    """Validate that columns have names, and distinct ones in SQL, for which "a" is "A"."""
     first: dict[str, str] = {}
     for name in names:
+        if not name:
+            raise SchemaError(f"{where}: a column has no name, which SQL needs; give it one")
         if (known := first.setdefault(name.lower(), name)) != name or names.count(name) > 1:
             raise SchemaError(
                 f"{where}: columns {known!r} and {name!r} are the same name to SQL, which ignores "

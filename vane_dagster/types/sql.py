@@ -15,7 +15,7 @@ from vane_dagster.errors import DefinitionError, SchemaError, first_line, names
 from vane_dagster.types.duckdb_connection import shared
 from vane_dagster.types.schema import (
     NO_ARROW_TYPE,
-    check_distinct,
+    check_column_names,
     check_storable,
     is_lost_in_arrow,
     plain_type,
@@ -331,7 +331,7 @@ def as_columns(
         if not isinstance(name, str) or not isinstance(expression, str) or not expression.strip():
             raise DefinitionError(f"{where}: column {name!r} = {expression!r} is not SQL text")
         referenced_columns(expression, f"{where}, column {name!r}")
-    check_distinct([name for name, _ in pairs], where)
+    check_column_names([name for name, _ in pairs], where)
     return tuple(pairs)
 
 
