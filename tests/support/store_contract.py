@@ -223,7 +223,10 @@ def test_an_id_in_two_fragments_is_refused_with_its_files(store):
     assert isinstance(error, vd.errors.SourceError)
     assert "stage 'docs/s', partition 'p'" in str(error)
     assert "ids 3, 9 of 'id'" in str(error)
-    assert "in 'file:///f0', 'file:///f1', 'file:///f2';" in str(error), "and not f3 and f4"
+    assert "'rows 0 to 2 of file:///f0', 'rows 0 to 2 of file:///f1', 'rows 0 to 3 of " in str(
+        error
+    )
+    assert "f3" not in str(error)
     assert store.latest("docs", "s", ["p"]) == {}
     assert isinstance(commit(store, manifest(parts[1:2] + parts[3:]), unique="id"), ManifestName)
 

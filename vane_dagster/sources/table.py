@@ -86,8 +86,8 @@ def _rows(data: Any, partition_column: str | None) -> Rows:
     try:
         table = _as_arrow(data)
         schema = plain_schema(table.schema)
-        if not all(schema.names or [""]):
-            raise SourceError(f"{_LABEL}: a table needs one or more columns, each with a name")
+        if not schema.names:
+            raise SourceError(f"{_LABEL}: a table needs one or more columns")
         check_column_names(schema.names, _LABEL)
         check_storable(schema, _LABEL)
         encoded_rows(empty_table(schema).columns)  # refuses types without an identity

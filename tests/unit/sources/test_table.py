@@ -156,7 +156,7 @@ def test_what_is_no_table_is_refused_where_it_is_declared(data, message):
         ({}, "a table needs one or more columns"),
         ({1: [1]}, "cannot be converted to Arrow"),
         (pa.table([[1], [2]], ["a", "A"]), "'a' and 'A' are the same name"),
-        ([{"a": 1, "": 2}], "a column has no name, which SQL needs; give it one"),
+        (pa.table([[1], [2]], ["a", ""]), "a column has no name, which SQL needs; give it one"),
         (pd.DataFrame([[1, 2]], columns=["a", "a"]), "cannot be converted to Arrow: Duplicate"),
     ],
 )
