@@ -18,7 +18,6 @@ from vane_dagster.storage.manifest import PartInfo
 from vane_dagster.worker.reports import SharedSeconds, WorkReport
 
 _PROGRESS_SECONDS = 0.5
-_RATE_LIMIT = "the endpoint's rate limit (HTTP 429)"
 
 
 class PoolClock:
@@ -89,9 +88,6 @@ class WaveProgress:
             stats.batches += report.batches
             stats.retries += report.retries
             stats.rate_limited += report.rate_limited
-            if report.rate_limited:
-                for pool in (p for p in self._pools.values() if stage in p.time.stages):
-                    pool.time = replace(pool.time, limited_by=_RATE_LIMIT)
             stats.fits = report.fits or stats.fits
             stats.gpus += report.gpus
 

@@ -53,7 +53,6 @@ _TICK_SECONDS = 0.5
 _CLAIM_TICK_SECONDS = 0.005
 _FRAGMENTS_A_WORKER = 3
 _FRAGMENTS_TO_LEARN = 2
-_PACED = "their requests_per_minute or tokens_per_minute"
 
 
 class WaveScheduler:
@@ -86,9 +85,7 @@ class WaveScheduler:
         for pool in pools.values():
             own = tuple(stage for stage, each in pools.items() if each.identity == pool.identity)
             bundle = {} if pool.on_driver else pool.bundle
-            paced = any((used := state.pipeline[s].spec.usage) and used.per_minute for s in own)
-            spent = PoolTime(own, bundle=bundle, limited_by=_PACED if paced else "")
-            self._pool_clocks[pool.identity] = PoolClock(spent)
+            self._pool_clocks[pool.identity] = PoolClock(PoolTime(own, bundle=bundle))
         self._measured_at = clock()
         self._is_full = False
         self._ended = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ from vane_dagster.events import (
     WaveStarted,
     WorkerReady,
 )
+from vane_dagster.pipeline.pipeline import Pipeline
 from vane_dagster.storage.manifest import Manifest
 
 _LOG_SECONDS = 5.0
@@ -36,6 +37,10 @@ _MIN_SHARE = 0.05
 SHOWN_ERRORS = 5
 """The error of a run has the text of this many errors."""
 _MAX_CHARACTERS = 1_000
+_MOST_REFUSED = 0.1
+"""The share of requests after HTTP 429 from which the endpoint limits a stage."""
+_PACED = 0.8
+"""The share of its limit per minute from which a stage is limited by it."""
 
 
 class ProgressReport:
@@ -208,6 +213,7 @@ class RunSummary:
         self._waves: list[WaveTime] = []
         self._fragments: dict[str, int] = {}
         self._fragment_rows, self._groups = 0, 1.0
+        self._pipeline: Pipeline | None = None
 
     def take(self, event: Event) -> None:
         """Add an event."""
@@ -221,6 +227,7 @@ class RunSummary:
         elif isinstance(event, RunPlanned):
             plan = event.plan
             self._fragments = {stage: plan.missing(stage) for stage in plan.selected}
+            self._pipeline = plan.pipeline
             every = [each for partition in plan.partitions for each in partition.fragments]
             self._fragment_rows = max((each.rows for each in every), default=0)
             if getattr(plan.source, "small_files", "") == "separate":
@@ -260,10 +267,30 @@ class RunSummary:
         """What limits a run; None if it computed nothing, failed in a partition or was stopped."""
         if not finished or any(stage["failed"] for stage in self._stages.values()):
             return None
-        seconds = self.clock() - self._began
-        in_code = {name: stage.in_code for name, stage in self._stages.items()}
-        measured = self._waves, seconds, self._fragments, self._fragment_rows
-        return advise(*measured, in_code, self._groups)
+        for wave in self._waves:
+            wave.pools = [replace(pool, limited_by=self._limit(pool)) for pool in wave.pools]
+        return advise(
+            self._waves,
+            self.clock() - self._began,
+            self._fragments,
+            self._fragment_rows,
+            {name: stage.in_code for name, stage in self._stages.items()},
+            self._groups,
+        )
+
+    def _limit(self, pool: PoolTime) -> str:
+        """Return what limits the requests of a pool, however many workers it has."""
+        for name in self._stages.keys() & {*pool.stages}:
+            stage = self._stages[name]
+            requests = stage["rows_in"] + stage["retries"]
+            if stage["rate_limited"] > _MOST_REFUSED * requests:
+                return "the endpoint's rate limit (HTTP 429)"
+            done = {"requests_per_minute": requests, "tokens_per_minute": stage["tokens"]}
+            usage = self._pipeline[name].spec.usage if self._pipeline else None
+            for option, limit in usage.per_minute.items() if usage else ():
+                if 60 * done[option] > _PACED * limit * stage["seconds"]:
+                    return f"their {option}"
+        return ""
 
     def _pool(self, stage: str) -> PoolTime | None:
         pools = [pool for wave in self._waves for pool in wave.pools if stage in pool.stages]

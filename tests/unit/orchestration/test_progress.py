@@ -157,6 +157,35 @@ def test_the_summary_counts_retries_and_those_after_a_rate_limit():
     assert "; 1 call retried; " in summary.text()
 
 
+@pytest.mark.parametrize(
+    ("stats", "limit"),
+    [
+        ({"rows_in": 900, "seconds": 60.0}, "their requests_per_minute"),
+        ({"rows_in": 700, "retries": 200, "seconds": 60.0}, "their requests_per_minute"),
+        ({"rows_in": 700, "seconds": 60.0}, ""),
+        ({"rows_in": 700, "retries": 60, "rate_limited": 60, "seconds": 60.0}, ""),
+        ({"rows_in": 80, "retries": 20, "rate_limited": 20, "seconds": 60.0}, "(HTTP 429)"),
+        (
+            {"rows_in": 9, "seconds": 60.0, "spent": Counter(prompt_tokens=9e4)},
+            "their tokens_per_minute",
+        ),
+    ],
+)
+def test_the_summary_names_what_limits_the_requests_of_the_slowest_pool(stats, limit):
+    summary = RunSummary(clock=(clock := Clock()))
+    per_minute = {"requests_per_minute": 1000.0, "tokens_per_minute": 100_000.0}
+    asked = SimpleNamespace(spec=SimpleNamespace(usage=SimpleNamespace(per_minute=per_minute)))
+    plan = RunPlan({"asked": asked}, ("asked",), (), {}, {}, "", None)
+    summary.take(RunPlanned(plan))
+    summary.take(WaveStarted(1, 1, ("asked",), ("Model",), {"CPU": 2.0}))
+    summary.take(Progress({}, {}, 75.0, (PoolTime(("asked",), False, 2, computing=120.0),)))
+    summary.take(Committed("asked", "a", None, parts(0), StageStats(computed=1, **stats)))
+    clock.now = 75.0
+    text = summary.text()
+    assert f"computed 100% of the time{', limited by ' * bool(limit)}" in text
+    assert limit in text
+
+
 def test_the_summary_has_the_stages_in_the_order_of_the_plan():
     summary = RunSummary(clock=Clock())
     plan = RunPlan(None, ("clean", "asked", "joined"), (), {}, {}, "", None)
@@ -170,6 +199,7 @@ def test_the_summary_has_the_stages_in_the_order_of_the_plan():
 @pytest.mark.parametrize(("grouped", "shown"), [("separate", True), ("group", False)])
 def test_the_summary_advises_to_group_small_files(tmp_path, grouped, shown):
     docs = vd.Pipeline("docs", source=vd.parquet(str(tmp_path), small_files=grouped), id="id")
+    docs.map_batches("f", lambda batch: batch, schema={"x": "BIGINT"})
     files = [SimpleNamespace(rows=3)] * 100
     stages = {"f": SimpleNamespace(missing=range(100))}
     each: Any = SimpleNamespace(fragments=files, stages=stages, source_rows=300)
