@@ -65,7 +65,8 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
     fallback: str | None = Field(
         default=None,
         description="Makes the store a branch: the root of the store from which it reads missing "
-        "partitions, such as 's3://lake/.vane'. Nothing is written there.",
+        "partitions, such as 's3://lake/.vane'. Nothing is written there. An empty text, such as "
+        "the value of an environment variable outside of branches, means none.",
     )
 
     targets: dict[str, str] = Field(
@@ -83,8 +84,9 @@ class FragmentStore(DeclaredArguments, dg.ConfigurableIOManager):
         """Open the store at the root."""
         from vane_dagster.storage.store import Store, open_branch
 
-        root, options = self.root or default_root(), _resolved(self.storage_options)
-        if self.fallback is None:
+        root = default_root() if self.root is None else self.root
+        options = _resolved(self.storage_options)
+        if not self.fallback:
             if self.targets:
                 raise StoreError(
                     "FragmentStore: targets is only for a branch; pass fallback= too, or leave "

@@ -339,6 +339,8 @@ def protocol_of(url: str) -> str:
 
 def absolute_url(url: str) -> str:
     """Return the URL of the same place for a process in another folder, or of another user."""
+    if not url:  # the folder of the process, otherwise
+        raise StoreError("expected a path or a URL, got ''")
     is_relative = protocol_of(url) in ("file", "local") and url.partition("://")[2][:1] != "/"
     return os.path.abspath(StoragePath(url).path) if is_relative else url
 

@@ -138,8 +138,10 @@ def test_options_reach_what_is_not_on_the_local_disk(tmp_path):
     assert opened.fallback.root.storage_options == {"key": "k"}
     opened = open_branch("s3://b/x", str(tmp_path), {"key": "k"})
     assert opened.fallback.root.storage_options == {}
-    with pytest.raises(StoreError, match="targets is only for a branch"):
-        vd.FragmentStore(root=str(tmp_path), targets={"docs/s": "x"}).open()
+    for empty in (None, ""):  # as of an environment variable that is not set
+        assert vd.FragmentStore(root=str(tmp_path), fallback=empty).open().fallback is None
+        with pytest.raises(StoreError, match="targets is only for a branch"):
+            vd.FragmentStore(root=str(tmp_path), fallback=empty, targets={"docs/s": "x"}).open()
 
 
 # Promotion

@@ -196,6 +196,9 @@ def test_the_default_root(monkeypatch, tmp_path):
     assert ids(vd.load("docs", store=str(tmp_path / "other"))) == [0]
     assert ids(vd.load("docs", store=vd.FragmentStore(root=str(tmp_path / "other")))) == [0]
     assert ids(vd.load(dg.AssetKey("docs"), store=tmp_path / "other")) == [0]
+    for empty in ("", vd.FragmentStore(root="")):
+        with pytest.raises(StoreError, match="expected a path or a URL, got ''"):
+            vd.load("docs", store=empty)
 
 
 def test_pandas_with_an_index(local_store):
