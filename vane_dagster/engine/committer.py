@@ -331,14 +331,15 @@ def check_unique(manifest: Manifest, folder: StoragePath, id: str) -> None:
         places = [str(manifest.fragments[parts[name]]) for name in files]
         raise SourceError(
             f"stage '{manifest.pipeline}/{manifest.stage}'{in_partition(manifest.partition)}: ids "
-            f"{names(repeated)} of {id!r} are in more than one fragment: {names(places)}; an id "
-            "must be unique inside a partition. Fix the source"
+            f"such as {repeated} of {id!r} are in more than one fragment: {names(places)}; an id "
+            "must be unique inside a partition. Fix the source, or pass several columns as the "
+            "pipeline's id"
         )
 
 
 def _repeated_ids(
     folder: StoragePath, parts: Sequence[str], id: str
-) -> tuple[list[Any], list[str]]:
+) -> tuple[str, list[str]]:
     """Some repeated ids, and the parts that hold them."""
     paths = [duckdb_path(folder.fs, folder.file(part)) for part in parts]
     with temporary_folder() as spill, contextlib.closing(connect()) as connection:
@@ -348,8 +349,8 @@ def _repeated_ids(
             connection.register_filesystem(folder.fs)
         repeated = connection.execute(
             f"SELECT {quote(id)} AS id, list(filename) FROM read_parquet(?, filename=true) "
-            "GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT 6",
+            "GROUP BY 1 HAVING count(*) > 1 ORDER BY 1 LIMIT 3",
             [paths],
         ).fetchall()
     files = {PurePosixPath(path).name for _, paths in repeated for path in paths}
-    return [id for id, _ in repeated], sorted(files)
+    return ", ".join(repr(id) for id, _ in repeated), sorted(files)

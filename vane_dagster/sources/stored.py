@@ -125,8 +125,8 @@ class StoredSource(ParquetFiles, InStore):
                     )
                 return SourceError(
                     f"{location}: asset {self.asset!r} was never materialized into "
-                    f"{store.root.url!r}{_where(missing[0])}; materialize it first, with this "
-                    f"store as its IO manager{hint}"
+                    f"{store.root.url!r}{_where(missing[0])}; materialize it first. An asset that "
+                    f"is not a stage needs this store as its IO manager{hint}"
                 )
             try:
                 return tuple(file for key in keys for file in _files(store, in_force[key]))

@@ -149,12 +149,13 @@ GOOD_FILES: dict[str, Any] = {
     "none": pa.table(GOOD).slice(0, 0),
 }  # fmt: skip
 """Rows that are filtered out may lack an id, and no stage needs the types that DuckDB lacks."""
+FOUR = {"id": [1, 2, 3, 4], "n": [10, 20, 30, 40], "text": ["x"] * 4}
 BAD_FILES: dict[str, tuple[dict[str, Any], str]] = {
     "corrupt": (GOOD, "a.parquet' (7 bytes) cannot be read as Parquet"),
     "without_n": ({"id": [1], "text": ["a"]}, 'Referenced column "n" not found'),
     "twice": ({**GOOD, "id": [1, 1, 2]}, "the source has 1 id more than once: 1 in 'id'"),
     "null": ({**GOOD, "id": [1, None, 2]}, "the source has 1 null id in 'id'"),
-    "apart": (GOOD, "ids 3 of 'id' are in more than one fragment"),
+    "apart": (FOUR, "ids such as 1, 2, 3 of 'id' are in more than one fragment"),
 }
 
 
@@ -176,7 +177,7 @@ def test_bad_partitions_leave_the_others(tmp_path):
     for key, (rows, _) in BAD_FILES.items():
         write_source(tmp_path / "src" / key, rows)
     (tmp_path / "src/corrupt/a.parquet").write_bytes(b"nothing")
-    write_source(tmp_path / "src/apart", {**GOOD, "id": [9, 8, 3]}, "b.parquet")
+    write_source(tmp_path / "src/apart", FOUR, "b.parquet")
     docs = make(tmp_path, where="n > 0", partitions=keys)
     given = {"store": str(tmp_path / "store"), "compute": InProcessCompute()}
     with pytest.raises(vd.errors.VaneError) as raised:
