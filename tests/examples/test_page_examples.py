@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import dagster as dg
 import lance
@@ -51,6 +52,23 @@ def test_the_second_example_of_the_readme_is_a_pipeline(tmp_path, monkeypatch):
         "docs/clean", "docs/embedding", "docs/enriched", "docs/published",
     }  # fmt: skip
     assert isinstance(readme_definitions.defs, dg.Definitions)
+
+
+def test_the_alerts_of_the_page_on_metrics_name_the_checks_that_failed(tmp_path, capsys):
+    names: dict[str, Any] = {}
+    exec(block((ROOT / "docs/metrics.md").read_text(), "Alerts"), names)
+    ones = vd.Pipeline("ones", source=vd.table([{"id": 1}]), id="id")
+    golden = vd.Asset(checks=[vd.checks.Golden({"id": [1], "one": [2]})])
+    ones.project("one", {"id": "id", "one": "1"}, asset=golden)
+    resources = {"compute": vd.LocalCompute(), "store": vd.FragmentStore(root=str(tmp_path / "s"))}
+    with dg.DagsterInstance.ephemeral() as instance:
+        result = dg.materialize([ones.build_assets()], resources=resources, instance=instance)
+        capsys.readouterr()
+        (entry,) = instance.all_logs(result.run_id, of_type=dg.DagsterEventType.RUN_SUCCESS)
+        event, run = entry.dagster_event, result.dagster_run
+        names["alert"](dg.build_run_status_sensor_context("alert", event, instance, run))
+    assert capsys.readouterr().out.startswith("ones/one golden None: 1 of 1 rows differ")
+    assert {sensor.name for sensor in names["alerts"]} == {"alert_success", "alert_failure"}
 
 
 def vector(id: int) -> np.ndarray:

@@ -337,9 +337,7 @@ def check_unique(manifest: Manifest, folder: StoragePath, id: str) -> None:
         )
 
 
-def _repeated_ids(
-    folder: StoragePath, parts: Sequence[str], id: str
-) -> tuple[str, list[str]]:
+def _repeated_ids(folder: StoragePath, parts: Sequence[str], id: str) -> tuple[str, list[str]]:
     """Some repeated ids, and the parts that hold them."""
     paths = [duckdb_path(folder.fs, folder.file(part)) for part in parts]
     with temporary_folder() as spill, contextlib.closing(connect()) as connection:
