@@ -222,7 +222,7 @@ def test_an_id_in_two_fragments_is_refused_with_its_files(store):
     error = commit(store, manifest(parts), unique="id")
     assert isinstance(error, vd.errors.SourceError)
     assert "stage 'docs/s', partition 'p'" in str(error)
-    assert "ids 3, 9 of 'id'" in str(error)
+    assert "ids such as 3, 9 of 'id'" in str(error)
     assert "'rows 0 to 2 of file:///f0', 'rows 0 to 2 of file:///f1', 'rows 0 to 3 of " in str(
         error
     )
