@@ -8,6 +8,7 @@ import click
 
 from vane_dagster.cli.definitions import Definitions, opened, with_definitions
 from vane_dagster.cli.options import AS_JSON, PARTITIONS, STORE, print_json
+from vane_dagster.orchestration.assets import PIPELINES
 
 
 @click.command()
@@ -40,16 +41,21 @@ def plan(
 ) -> None:
     """Show what a run of PIPELINE would compute, why, and what it would cost.
 
-    Without --sample, a plan computes nothing and starts no cluster. PIPELINE may be left out if
+    Without --sample, a plan computes nothing and starts no cluster. Without PIPELINE, all pipelines
+    are planned; with --json, the plans are then an object with the names of the pipelines, unless
     there is only one. The exit code is 1 if a partition cannot be planned.
 
     Example: vane-dagster plan docs -f definitions.py --select embedding+
     """
-    forecast = definitions.pipeline(pipeline).plan(
-        store=opened(store, definitions),
-        compute=definitions.resource("compute", starts=options["sample"] is not None),
-        **options,
-    )
-    print_json(forecast.to_dict()) if as_json else click.echo(str(forecast))
-    if forecast.unplanned:
+    is_one = pipeline or options["select"] or options["partitions"] or len(PIPELINES) < 2
+    planned = [definitions.pipeline(pipeline)] if is_one else [*PIPELINES.values()]
+    options["store"] = opened(store, definitions)
+    options["compute"] = definitions.resource("compute", options["sample"] is not None)
+    forecasts = {each.name: each.plan(**options) for each in planned}
+    if as_json:
+        plans = {name: forecast.to_dict() for name, forecast in forecasts.items()}
+        print_json(plans.popitem()[1] if is_one else plans)
+    else:
+        click.echo("\n\n".join(map(str, forecasts.values())))
+    if any(forecast.unplanned for forecast in forecasts.values()):
         raise SystemExit(1)

@@ -20,6 +20,7 @@ Causes = Counter[str]
 FORCED, RETRIED, ALWAYS = "force", "retry_quarantined", 'reuse="none"'
 LOST, INFERRED = "stored parts are missing", "its schema is inferred again"
 """What gives a stage another generation in a partition."""
+GIVEN_UP = "a run that failed did not commit it"
 UNPUBLISHED = "published files are missing from"
 _FILES = ("new files", "changed files", "removed files")
 _MAX_SHOWN = 5
@@ -40,7 +41,7 @@ def causes(
     upstream stage; `undone` names its adoptions that were undone.
     """
     if former is None:
-        return Counter({"not computed before": 1})
+        return Counter({raised or "not computed before": 1})
     changes = changed(former.components, components)
     counts = Counter(f"{name} {change}" for name, change in changes.items())
     if raised:

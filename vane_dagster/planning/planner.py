@@ -24,6 +24,7 @@ from vane_dagster.planning.branch_targets import with_branch_targets
 from vane_dagster.planning.causes import (
     ALWAYS,
     FORCED,
+    GIVEN_UP,
     INFERRED,
     LOST,
     RETRIED,
@@ -423,6 +424,8 @@ class _Planner:
                 why = LOST
             elif spec.publishes and in_force.plan == plan.digest:
                 why = f"{UNPUBLISHED} {spec.published_in.url}"
+        elif plan.given_up:
+            why = GIVEN_UP
         undone = self.adopted[stage].undone_names
         found = causes(in_force, now, why, files, read, undone, schema)
         if spec.is_inferred and found.pop("option 'schema' changed", 0):  # in a forecast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 
 import vane_dagster as vd
 from support.in_process import compute
-from vane_dagster.cli import definitions
+from vane_dagster.cli import definitions, plan
 from vane_dagster.cli.main import main
 from vane_dagster.cli.quarantine import _retry
 from vane_dagster.orchestration import assets
@@ -40,13 +41,17 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.path", [*sys.path])
     monkeypatch.setattr(assets, "PIPELINES", pipelines := {})
     monkeypatch.setattr(definitions, "PIPELINES", pipelines)
+    monkeypatch.setattr(plan, "PIPELINES", pipelines)
     monkeypatch.delitem(sys.modules, "defs_of_test", raising=False)
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["plan", "-m", "defs_of_test"], "name one of the pipelines of the definitions: one, two"),
+        (
+            ["plan", "-m", "defs_of_test", "--select", "same"],
+            "name one of the pipelines of the definitions: one, two",
+        ),
         (["plan", "two"], "give the definitions"),
         (["quarantine", "one/same", "--retry"], "give the definitions"),
         (["plan", "two", "-f", "none.py"], "there is no file 'none.py'"),
@@ -57,6 +62,18 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_wrong_usage(words: list[str], message: str) -> None:
     done = CliRunner().invoke(main, words)
     assert (done.exit_code, message in done.output) == (2, True), done.output
+
+
+def test_a_plan_without_a_name_has_all_pipelines(tmp_path: Path) -> None:
+    words = ["plan", "-m", "defs_of_test", "--store", str(tmp_path / "store")]
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 1, "two has no file"
+    assert "pipeline one: what a run would compute" in done.output
+    assert "pipeline two: what a run would compute" in done.output
+    (tmp_path / "ids.csv").write_text("id\n1\n")
+    done = CliRunner().invoke(main, [*words, "--json"])
+    plans = json.loads(done.stdout)
+    assert {name: plan["pipeline"] for name, plan in plans.items()} == {"one": "one", "two": "two"}
 
 
 @pytest.mark.parametrize("path", ["two/source", "two"])
@@ -88,7 +105,7 @@ def test_definitions_are_those_of_the_dg_project_around_the_folder(
     (tmp_path / "src" / "deep").mkdir(parents=True)
     (tmp_path / "defs_of_test.py").rename(tmp_path / "src" / "defs_of_test.py")
     monkeypatch.chdir(tmp_path / "src" / "deep")
-    done = CliRunner().invoke(main, ["plan"])
+    done = CliRunner().invoke(main, ["plan", "--select", "same"])
     assert "name one of the pipelines of the definitions: one, two" in done.output
 
 

@@ -13,9 +13,12 @@ import pytest
 import vane_dagster as vd
 from support.data import write_source
 from support.edits import Project
+from support.in_process import InProcess, executed
 from support.plans import docs, plan, settle, source, triple
+from vane_dagster.events import Failed
 from vane_dagster.planning.causes import changed, describe
 from vane_dagster.planning.definition import components
+from vane_dagster.planning.plan import RunPlan
 from vane_dagster.storage.filesystem import StoragePath
 from vane_dagster.storage.manifest import Component
 from vane_dagster.storage.store import Store
@@ -35,7 +38,10 @@ def empty(tmp_path: Path) -> Store:
 
 def found(tmp_path: Path, store: Store, **edits: Any) -> dict[str, dict[str, int]]:
     options = {key: edits.pop(key) for key in ("force", "retry_quarantined") if key in edits}
-    planned = plan(docs(tmp_path, **edits), store, **options)
+    return found_in(plan(docs(tmp_path, **edits), store, **options))
+
+
+def found_in(planned: RunPlan) -> dict[str, dict[str, int]]:
     assert not planned.failed, planned.failed
     stages = planned.partitions[0].stages
     return {name: dict(each.causes) for name, each in stages.items() if each.causes}
@@ -160,6 +166,18 @@ def test_other_causes(tmp_path, store, empty):
         folder.delete([next(name for name in folder.names() if name.endswith(".parquet"))])
         causes = found(tmp_path, store, factor=4)  # so that the partition is planned
         assert causes[stage] == {"stored parts are missing": 1}
+
+
+def test_a_partition_that_a_run_gave_up_is_due_for_that_reason(tmp_path, empty):
+    def refuse(row: int) -> int:
+        raise ValueError(row)
+
+    source(tmp_path, {"a.parquet": 3})
+    pipeline = vd.Pipeline("docs", source=vd.parquet(str(tmp_path / "src")), id="id")
+    pipeline.map("no", refuse, columns={"row": "n"}, schema="BIGINT", on_error="quarantine")
+    events = executed(pipeline, empty, [None], InProcess())
+    assert [each.stage for each in events if isinstance(each, Failed)] == ["no"]
+    assert found_in(plan(pipeline, empty)) == {"no": {"a run that failed did not commit it": 1}}
 
 
 def test_a_column_of_a_new_file_that_has_another_type_is_named(tmp_path, store):
