@@ -1,8 +1,8 @@
 """Which stages limit a run, and the one option that would shorten it most.
 
-The pools of a wave work side by side. So a wave takes as long as its slowest pool would with all of
-its workers computing all the time, and the rest in addition: loads, and the time in which the
-first fragments pass the other stages. More workers change the one, other options the rest.
+The pools of a wave work concurrently. So a wave takes as long as its slowest pool would if all of
+its workers computed all the time; in addition, models are loaded, and the first fragments pass the
+other stages. More workers shorten the first part, other options the second.
 """
 
 from __future__ import annotations

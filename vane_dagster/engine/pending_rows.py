@@ -1,4 +1,4 @@
-"""Fragments of a run with rows that wait for answers of batches, and what becomes of them."""
+"""Fragments with rows that wait for the answers of batches, and the submission of these batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers of a wave: which replicas are ready, and what the workers that call them are told."""
+"""The servers of a wave: which replicas are ready, and which endpoints their callers use."""
 
 from __future__ import annotations
 

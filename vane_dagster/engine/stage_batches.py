@@ -1,9 +1,9 @@
-"""The batches of a stage, as the driver looks at them, collects and submits them.
+"""The batches of a stage in the driver: submission, polling and collection.
 
-The state of a batch is its record alone: in doubt, submitted, ended. Nothing is submitted twice: a
-record with the requests is in the store before the provider is called, no other record may have
-one of these requests, and a record in doubt is dropped only when the provider, asked long after,
-has no such batch.
+The record in the store is the only state of a batch: in doubt, submitted, or ended. No request is
+submitted twice: its record is written before the provider is called, no two records have the same
+request, and a record in doubt is dropped only if the provider, asked long after, does not know the
+batch.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Adoptions: that two definitions of a stage make the same rows.
+"""Adoptions: records that two definitions of a stage make the same rows.
 
-``<root>/<pipeline>/adopted-<stage>-<definition>-<stored>-<time>.json``, and beside it, once it was
-undone, a file whose name begins with ``undone`` instead. Neither is ever deleted, and each is one
-write, so an adoption is in force or not, wherever a process is killed.
+An adoption is the file ``<root>/<pipeline>/adopted-<stage>-<definition>-<stored>-<time>.json``. To
+undo it, a second file is written whose name begins with ``undone``. Neither is ever deleted, and
+each is one write, so a killed process leaves no adoption half in force.
 
-Definitions that adoptions join are a class. A part that its own code computed is found under the
-names of all of its class; one that may have rows of others has the adoptions in its key as well.
-So the parts of a class that was split are found by those alone that they are true for.
+Definitions that are connected by adoptions form a class. A part with rows of its own definition
+only is looked up under each definition of the class. The key of a part that may also have copied
+rows includes the adoptions in force. So after an adoption is undone, each part is used only for the
+definitions that it is valid for.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Answers of batches, which the worker of a prompt stage uses in place of its provider's.
+"""Answers of batches, which the worker of a prompt stage reads in place of calling the provider.
 
-A request is identified by a digest of its body; where each row needs an answer of its own, also by
-the row's id; and by the generation of its partition, which `force` and `retry_quarantined` raise.
+A request is identified by a digest of its body, by the generation of its partition, which `force`
+and `retry_quarantined` raise, and, if each row needs a separate answer, by the row's id.
 """
 
 from __future__ import annotations

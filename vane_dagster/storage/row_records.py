@@ -1,7 +1,7 @@
-"""Row records: the row keys of a part's input rows, with the outcome and the origin of each.
+"""Row records: the row keys of a part's input rows, with the outcome and the origin of each row.
 
-They stand in a file beside the part, which names it. A later run finds in them the rows that it
-need not compute again. There is one record for each input row, in the order of the input.
+A file beside each part has one record for each input row, in the order of the input. A later run
+looks rows up in these records, and copies the outcomes of those with known keys.
 """
 
 from __future__ import annotations

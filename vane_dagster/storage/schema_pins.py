@@ -1,9 +1,9 @@
 """Pinned schemas: the columns that the first run of a stage has inferred.
 
-``<root>/<pipeline>/<stage>/schemas/<definition>.json``, with the definition of the stage before its
-schema was known, and of all stages upstream. It is written once, as a whole: of several runs that
-infer at the same time the first one's schema is the pin of all. Fragment keys contain the schema
-itself, so even a lost pin leads to other keys at most, never to a part of other types.
+A pin is the file ``<root>/<pipeline>/<stage>/schemas/<definition>.json``. The definition is that of
+the stage without its schema, and of all upstream stages. The file is created once; if several runs
+infer at the same time, all use the schema that was written first. Fragment keys contain the schema
+itself. So a lost pin may lead to other keys, but never to a part with other types.
 """
 
 from __future__ import annotations

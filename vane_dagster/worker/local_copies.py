@@ -1,10 +1,10 @@
 """Copies of the users' local files on a node: each content is copied once, and verified.
 
-A copy is ``<worker's folder>/<digest of its record>/content/<name>``. Processes that use one hold a
-shared lock, by which others know that it must stay. What nobody uses is deleted after a day.
+A copy is ``<worker's folder>/<digest of its record>/content/<name>``. Processes that use it hold a
+shared lock, which prevents its deletion. Copies that have not been used for a day are deleted.
 
-User code can write to a copy, whatever its mode is if it is root. So each file gets a time of
-modification that a write changes: a copy with one that has another time or size is replaced.
+User code may write to a copy; as root it may do so whatever the mode is. Therefore each file gets a
+fixed modification time, and a copy with a file of another time or size is replaced.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a worker wrote to the logs that Ray keeps of its process, by run and stage.
 
-The worker writes a line into both logs, of standard output and error, when a run or a stage begins
-to use it. What follows, up to the next such line, belongs to them. What code wrote last may have no
-end of line, so the worker's line may follow it.
+When a run or a stage begins to use a worker, the worker writes a line into both logs, of standard
+output and of standard error. The text up to the next such line belongs to this run or stage. The
+line may follow other text, because user code may write text without a line break.
 """
 
 from __future__ import annotations

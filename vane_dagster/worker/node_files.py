@@ -1,8 +1,8 @@
-"""Files that the processes of a node make once and share: under a lock, by a name of their content.
+"""Files that the processes of a node create once, under a lock, and share by content.
 
-An entry is ``<folder>/<name>``, a folder; files beside it are ``<name>.<suffix>``. Processes that
-use one mark the time, and may hold a shared lock by which others know that it must stay. What
-nobody has used for some time is deleted.
+An entry is the folder ``<folder>/<name>``; files beside it are ``<name>.<suffix>``. A process that
+uses an entry records the time, and may hold a shared lock that prevents its deletion. Entries that
+have not been used for some time are deleted.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The rows of earlier parts: found by their keys, and taken to be copied.
+"""Rows of earlier parts: looked up by key, and copied.
 
-What is made of the files of parts is shared by the processes of a node, as mapped Arrow files,
-which are deleted an hour after their last use. A process keeps them mapped about as long, since
-opening one takes longer than taking a few rows, and a deleted file takes disk space while any
-process maps it. Without room for them, a process makes it each time.
+Indexes and decoded parts are mapped Arrow files that the processes of a node share. They are
+deleted an hour after their last use. A process keeps them mapped for about as long, because opening
+one takes longer than copying a few rows, and because a deleted file takes disk space as long as a
+process maps it. If the disk has no room for them, each process computes them when it needs them.
 """
 
 from __future__ import annotations

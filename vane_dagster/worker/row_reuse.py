@@ -1,14 +1,14 @@
-"""Rows with a known outcome: found in the row records of earlier parts, or equal to another row.
+"""Rows with a known outcome: in the row records of earlier parts, or equal to another row.
 
-`arrange` separates the rows of a fragment that have to be computed from those that are known, and
-`restore` puts the results of the former and copies for the latter into the order of the input.
-Between the two, the rows travel in one table, with these fields in its last column:
+`arrange` separates rows to compute from known rows. `restore` combines the results of the former
+with copies of the latter, in the order of the input. In between, the rows are in one table, whose
+last column has these fields:
 
 - ``place``: the row's position in the input;
 - ``key_high``, ``key_low``: its row key, if rows have keys;
-- ``part``: the position of the part that it is copied from among the sources of `RowLookup`, or
+- ``part``: the position, among the sources of `RowLookup`, of the part that it is copied from, or
   `COMPUTED`, or `DUPLICATE`;
-- ``record``: its position in the part's row records; of a duplicate, the place of the row that it
+- ``record``: its position in the part's row records; for a duplicate, the place of the row that it
   equals.
 """
 
