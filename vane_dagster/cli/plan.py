@@ -48,7 +48,7 @@ def plan(
     Example: vane-dagster plan docs -f definitions.py --select embedding+
     """
     is_one = pipeline or options["select"] or options["partitions"] or len(PIPELINES) < 2
-    planned = [definitions.pipeline(pipeline)] if is_one else [*PIPELINES.values()]
+    planned: list[Any] = [definitions.pipeline(pipeline)] if is_one else [*PIPELINES.values()]
     options["store"] = opened(store, definitions)
     options["compute"] = definitions.resource("compute", options["sample"] is not None)
     forecasts = {each.name: each.plan(**options) for each in planned}
